@@ -1,0 +1,1 @@
+"""Prompt programs as Python functions, and a runtime that knows the whole program."""

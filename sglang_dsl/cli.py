@@ -1,0 +1,1 @@
+"""The `sglang-dsl` command: wiring only."""

@@ -1,0 +1,1 @@
+"""How users say it: programs, states, primitives, roles, tracing."""

@@ -1,0 +1,1 @@
+"""What to compute: the graph as plain data, its rules, analyses, formats and pictures."""

@@ -1,0 +1,1 @@
+"""Pictures of graphs: terminal, Mermaid, DOT, SVG, HTML."""

@@ -1,0 +1,291 @@
+"""The seam between how programs are said (frontend) and who executes them (runtime).
+
+Frontend and runtime never import each other; both import this. An `Executor` opens `Run`s; a Run takes nodes while the
+program's body appends them, executes what is ready, and resolves one future per node.
+
+    frontend                         ir/execution                       runtime
+    State += ...   -- nodes -->      Run.extend(nodes)      -->         interpret, plan, schedule, engine
+    s[x] waits     <-- Outcome --    Run.value(node_id)     <--         sampled, decoded, validated
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+
+from ..errors import BackendNotFoundError
+from .graph import Graph
+from .nodes import Node
+from .specs import ConstraintSpec, RunOptions
+
+ENTRY_POINT_GROUP = "sglang_dsl.backends"
+BACKEND_VARIABLE = "SGLANG_DSL_BACKEND"
+DEFAULT_BACKEND = "local"
+
+FinishReason: TypeAlias = Literal["stop", "length", "eos", "constraint", "cancelled", "selected"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScore:
+    """One position: its token, natural-log probability, raw bytes, and the best alternatives asked for."""
+
+    token_id: int
+    logprob: float
+    token_bytes: bytes = b""
+    top: tuple[tuple[int, float, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceScore:
+    """How one choice of a select fared: its score under the method, and each token's log-probability on its own path."""
+
+    text: str
+    score: float
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    unconditional: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meta:
+    """What is known about a finished model call besides its value. Token counts are of the last attempt.
+
+    prompt_tokens = cached_tokens (found in the prefix cache or shared with a sibling) + computed_tokens.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason = "stop"
+    matched: str | int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    token_scores: tuple[TokenScore, ...] = ()
+    choices: tuple[ChoiceScore, ...] = ()
+    reasoning: str = ""
+    attempts: int = 1
+    seed: int | None = None
+    model: str = ""
+    weight_version: str = ""
+    started_s: float = 0.0  # on the run's clock
+    first_token_s: float = 0.0
+    finished_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a node resolved to. `value`: JSON-like data (a join's list may hold exceptions and MISSING); `text`: what it
+    adds to the state's text. A JoinError is raised by the future, not returned.
+    """
+
+    value: Any = None
+    text: str = ""
+    meta: Meta | None = None
+    winners: tuple[int, ...] | None = None  # joins: the branches that decided, in deciding order
+
+
+class _Missing:
+    """The value of a branch that never bound the joined name. Falsy; a single instance."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+MISSING = _Missing()
+
+EventKind: TypeAlias = Literal["started", "text", "finished", "failed", "cancelled", "run_finished"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened in a run. `text`: the newly released, UTF-8-complete text of a Gen (kind "text")."""
+
+    kind: EventKind
+    node_id: str = ""
+    text: str = ""
+    outcome: Outcome | None = None
+    error: BaseException | None = None
+    at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of a run. asked: prompt tokens summed over calls, as an engine without any sharing would compute
+    them; computed: prompt tokens really put through the model; reused: the rest.
+    """
+
+    calls: int = 0
+    asked_tokens: int = 0
+    computed_tokens: int = 0
+    reused_tokens: int = 0
+    generated_tokens: int = 0
+    forced_tokens: int = 0
+    peak_kv_pages: int = 0
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """How a run ended: its usage, the seed it used or drew, and the first failure if any."""
+
+    usage: Usage
+    seed: int
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """What an Executor needs to open a run. `registry`: Python callables by key (tools, join keys, validators)."""
+
+    program: str = ""
+    options: RunOptions = field(default_factory=RunOptions)
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    registry: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    prediction: Graph | None = None  # from an earlier run or trace; never changes results
+
+
+class Run(Protocol):
+    """One execution of one program. Thread-safe: the body's thread extends, any thread reads."""
+
+    @property
+    def seed(self) -> int:
+        """The run's seed, given or drawn."""
+
+    def extend(self, nodes: Sequence[Node]) -> None:
+        """Take appended nodes. Never waits for a model.
+
+        Raises:
+            DslError: what the border can see: the first cause if the context has failed already, a prompt that no
+                longer fits (`ContextLengthError`), a role the template refuses, an unknown model alias or tool,
+                a constraint that is malformed, a run that was cancelled or sealed.
+        """
+
+    def register(self, key: str, function: Callable[..., Any]) -> None:
+        """Add a Python callable (tool, join key, validator) that nodes appended later name by `key`."""
+
+    def value(self, node_id: str) -> Future[Outcome]:
+        """The node's future (the same object each time). Cancelling it does not cancel the node."""
+
+    def cancel(self, node_ids: Sequence[str] | None = None, reason: str = "") -> None:
+        """Cancel these nodes and all that lies below them in context; None: the whole run. Finished results stay."""
+
+    def seal(self) -> Future[RunSummary]:
+        """Say that no more nodes come. The future resolves when every live node has ended (never raises a node's error)."""
+
+    def events(self) -> Iterator[Event]:
+        """All events from the beginning, then live ones, ending after "run_finished". Any number of readers."""
+
+    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Call `listener` for each event from now on, on the runtime's thread: it must return fast and not raise.
+        Returns the function that ends the subscription.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A stretch of rendered prompt between two seams and the node it comes from. `token_ids` are exact where the text is
+    known; a value that does not exist yet is shown as its reference and counted by its bound in `max_tokens`.
+    """
+
+    node_id: str
+    text: str
+    token_ids: tuple[int, ...] = ()
+    max_tokens: int = 0
+    control: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConstraintReport:
+    """What is known about a constraint before a run: tokens forced on every path, and weaknesses found."""
+
+    forced_tokens: int = 0
+    findings: tuple[str, ...] = ()
+
+
+class Meter(Protocol):
+    """Facts of a model that explain, previews and length checks need; no forward pass is made."""
+
+    model: str
+    context_tokens: int
+    kv_bytes_per_token: int
+
+    def render(self, path: Sequence[Node], values: Mapping[str, str]) -> tuple[Segment, ...]:
+        """The prompt along a context path, with the texts of nodes that are known (`values`: node id -> text)."""
+
+    def count(self, text: str) -> int:
+        """Tokens of a plain text on its own."""
+
+    def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
+        """Forced tokens and findings. Raises ConstraintError where the constraint cannot be used at all."""
+
+
+@runtime_checkable
+class Executor(Protocol):
+    """A backend: something that can execute graphs."""
+
+    name: str
+
+    def open(self, spec: RunSpec) -> Run:
+        """Begin a run."""
+
+    def meter(self) -> Meter:
+        """Facts of its default model."""
+
+    def close(self) -> None:
+        """Release everything. Idempotent; open runs are cancelled."""
+
+
+ExecutorFactory: TypeAlias = Callable[[str], Executor]
+
+_opened: dict[str, Executor] = {}  # executors made from a name live as long as the process: a model is loaded once
+
+
+def resolve(backend: str | Executor | None) -> Executor:
+    """The Executor for a name of the form `kind` or `kind:argument`, found through the `sglang_dsl.backends` entry points.
+
+    The factory gets the argument ("" if there is none). The same name gives the same Executor for the process's life,
+    until `close_all()`.
+
+    Raises:
+        BackendNotFoundError: no entry point of that kind; the message lists those installed.
+    """
+    if backend is not None and not isinstance(backend, str):
+        return backend
+    name = backend or os.environ.get(BACKEND_VARIABLE) or DEFAULT_BACKEND
+    if name in _opened:
+        return _opened[name]
+    kind, _, argument = name.partition(":")
+    found = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
+    if kind not in found:
+        raise BackendNotFoundError(
+            f"no backend is called {kind!r}; installed: {', '.join(sorted(found)) or 'none'}",
+            hint="pass backend='local', backend='mock' or an Executor object",
+        )
+    factory: ExecutorFactory = found[kind].load()
+    return _opened.setdefault(name, factory(argument))
+
+
+def close_all() -> None:
+    """Close every Executor that `resolve` made. Called at interpreter exit by backends that need it."""
+    while _opened:
+        _opened.popitem()[1].close()
+
+
+def execute(graph: Graph, executor: Executor, spec: RunSpec | None = None) -> Run:
+    """Run a finished graph without its Python source: `extend` of all nodes, then `seal`.
+
+    Arguments for Input nodes come from `spec.arguments` by name.
+    """
+    run = executor.open(spec or RunSpec(program=graph.name))
+    run.extend(list(graph))
+    run.seal()
+    return run

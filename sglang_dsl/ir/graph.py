@@ -1,0 +1,116 @@
+"""The graph: nodes in append order, with networkx views over their edges.
+
+Append-only while a run grows it, frozen after. Owner: the State that builds it (one thread); readers take `nodes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Literal
+
+from ..errors import GraphError
+from .nodes import Node, data_of
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+EdgeKind = Literal["context", "data", "control"]
+
+
+class Graph:
+    """Nodes by id, in the order in which they were appended.
+
+    Two graphs are equal if their nodes are (origins do not count). `name` is the program's; `version` counts appends.
+    """
+
+    __slots__ = ("_frozen", "_nodes", "_view", "name")
+
+    def __init__(self, nodes: Iterable[Node] = (), *, name: str = "") -> None:
+        self.name = name
+        self._nodes: dict[str, Node] = {}
+        self._frozen = False
+        self._view: tuple[int, nx.MultiDiGraph[str]] | None = None
+        for node in nodes:
+            self.append(node)
+
+    def append(self, node: Node) -> None:
+        """Add a node. Everything it mentions must be here already.
+
+        Raises:
+            GraphError: the graph is frozen, the id is taken, or an edge points at nothing.
+        """
+        if self._frozen:
+            raise GraphError(f"graph {self.name!r} is frozen; node {node.id!r} cannot be added", origin=node.origin)
+        if node.id in self._nodes:
+            raise GraphError(f"node id {node.id!r} is taken", origin=node.origin)
+        self._nodes[node.id] = node
+
+    def freeze(self) -> Graph:
+        """No more appends. Returns itself."""
+        self._frozen = True
+        return self
+
+    @property
+    def frozen(self) -> bool:
+        """Whether appends are over."""
+        return self._frozen
+
+    def __getitem__(self, node_id: str) -> Node:
+        return self._nodes[node_id]
+
+    def __contains__(self, node_id: object) -> bool:
+        return node_id in self._nodes
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Graph):
+            return NotImplemented
+        return self.name == other.name and list(self._nodes.values()) == list(other._nodes.values())
+
+    def __hash__(self) -> int:
+        return hash((self.name, tuple(self._nodes)))
+
+    def __repr__(self) -> str:
+        return f"Graph({self.name!r}, {len(self)} nodes)"
+
+    @property
+    def nx(self) -> nx.MultiDiGraph[str]:
+        """A networkx view: node attribute `node`, edge key and attribute `kind` in {context, data, control}.
+
+        Edges point from what comes first to what needs it. Rebuilt when the graph has grown; do not mutate it.
+        """
+        import networkx as nx
+
+        if self._view is None or self._view[0] != len(self._nodes):
+            view: nx.MultiDiGraph[str] = nx.MultiDiGraph(name=self.name)
+            view.add_nodes_from((node.id, {"node": node}) for node in self)
+            for node in self:
+                for source, kind in edges_into(node):
+                    view.add_edge(source, node.id, key=kind, kind=kind)
+            self._view = (len(self._nodes), view)
+        return self._view[1]
+
+    def path(self, node_id: str) -> list[Node]:
+        """The context path from the root to `node_id`, both included."""
+        path: list[Node] = []
+        current: str | None = node_id
+        while current is not None:
+            node = self._nodes[current]
+            path.append(node)
+            current = node.context
+        return path[::-1]
+
+
+def edges_into(node: Node) -> Iterator[tuple[str, EdgeKind]]:
+    """(source id, kind) of every edge that ends at `node`."""
+    if node.context is not None:
+        yield node.context, "context"
+    for source in data_of(node):
+        yield source, "data"
+    for source in node.control:
+        yield source, "control"

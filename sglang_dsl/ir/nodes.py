@@ -1,0 +1,375 @@
+"""The node kinds of the graph: plain frozen data, no behaviour.
+
+A program run or traced is a growing list of these. Three kinds of edge hang off every node:
+
+    context   whose text is my prefix        (the KV-cache relation; one path to the root)
+    data      whose value do I mention       (`data_of(node)`)
+    control   whose value decided that I run (`control`)
+
+Ids are stable strings (design note in docs/graph.md): scope path, call-site number, branch index, occurrence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+
+from ..errors import Origin
+from .specs import ConstraintSpec, Decode, JoinMode, SamplingSpec, SelectMethod
+
+if TYPE_CHECKING:
+    from .graph import Graph
+
+Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
+Role: TypeAlias = str  # "system" | "user" | "assistant" | "tool" | whatever the model's template knows
+
+
+# --- expressions: what a node can mention ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One recorded pure operation on a referenced value, e.g. `strip()` or `[2]`: `name` with constant arguments.
+
+    name is a `str` method ("strip", "upper", ...), "format" (args: format spec), "repr", "item" (args: key or index)
+    or "attr". `sglang_dsl.ir.operations.apply` is the only place that evaluates them.
+    """
+
+    name: str
+    args: tuple[Json, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The value of another node (Gen, Select, Join, Tool, Input, Switch, ...), after `operations` in order."""
+
+    node_id: str
+    operations: tuple[Operation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A JSON value known when the graph was built."""
+
+    value: Json
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """A list (or tuple) of expressions."""
+
+    items: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DictOf:
+    """A dict with string keys; order is kept."""
+
+    items: tuple[tuple[str, Expression], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Concat:
+    """Texts joined without a separator; what a formatted string with references in it becomes."""
+
+    parts: tuple[Expression, ...]
+
+
+Expression: TypeAlias = Constant | Reference | ListOf | DictOf | Concat
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """Plain text. Never parsed for control tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """Text tokenized with control tokens on: only `raw(...)` makes these."""
+
+    text: str
+
+
+Piece: TypeAlias = Plain | Raw | Reference
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What all kinds have.
+
+    context: id of the node whose text is this node's prefix (None at the root). branch: where the context is a Fork,
+    the index of the branch that starts here. control: ids of the values that decided that this node runs.
+    scope: path of nested programs and var scopes, "" at the top. origin: the user's line; not part of equality.
+    """
+
+    kind: ClassVar[str] = "node"
+
+    id: str
+    context: str | None = None
+    branch: int | None = None
+    control: tuple[str, ...] = ()
+    scope: str = ""
+    origin: Origin | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input(Node):
+    """A program argument that is not known while tracing."""
+
+    kind: ClassVar[str] = "input"
+
+    name: str
+    type_name: str = "str"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text(Node):
+    """Text appended to the state."""
+
+    kind: ClassVar[str] = "text"
+
+    pieces: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleBegin(Node):
+    """A turn opens. What it reads as is a fact of the model's template, decided in `runtime/text`."""
+
+    kind: ClassVar[str] = "role_begin"
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleEnd(Node):
+    """The turn closes."""
+
+    kind: ClassVar[str] = "role_end"
+
+    role: Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gen(Node):
+    """One model call that appends what it generates.
+
+    decode: how the finished text becomes the value: as it is, or parsed as JSON. retries: how many more attempts after
+    an InvalidValueError; validator: registry key of the Python callable that may refuse a value. reasoning: the pair
+    of markers around a reasoning part kept apart from the answer, and its token budget.
+    """
+
+    kind: ClassVar[str] = "gen"
+
+    name: str | None = None
+    sampling: SamplingSpec = field(default_factory=SamplingSpec)
+    constraint: ConstraintSpec | None = None
+    decode: Decode = "text"
+    model: str | None = None
+    partial_ok: bool = False
+    retries: int = 0
+    validator: str | None = None
+    reasoning: Reasoning | None = None
+    timeout_s: float | None = None
+    heal: bool = False
+    sample: int = 0  # sample index within gen(n=k); enters the node seed
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A reasoning part in front of the answer: text between `begin` and `end`, at most `budget_tokens` long."""
+
+    begin: str = "<think>"
+    end: str = "</think>"
+    budget_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Select(Node):
+    """The best of several texts under the model, appended to the state."""
+
+    kind: ClassVar[str] = "select"
+
+    name: str | None = None
+    choices: tuple[str | Reference, ...]
+    method: SelectMethod = "mean"
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork(Node):
+    """The state splits into `size` branches that share everything so far. `size` may be an Input's value (traced)."""
+
+    kind: ClassVar[str] = "fork"
+
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join(Node):
+    """Branches of one fork come together in the parent.
+
+    tips: the last context node of each branch when it was joined (the fork's own id for an empty branch).
+    values: per branch the expression whose value is gathered (None where the branch never bound the name).
+    A join adds no text to its context, except mode `concat`, which appends each branch's text.
+    """
+
+    kind: ClassVar[str] = "join"
+
+    fork: str
+    name: str | None = None
+    mode: JoinMode = "all"
+    tips: tuple[str, ...] = ()
+    values: tuple[Expression | None, ...] = ()
+    k: int | None = None
+    key: str | None = None  # registry key of `best(key)`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool(Node):
+    """A registered Python function, called with JSON arguments. Appends nothing by itself; its value is JSON."""
+
+    kind: ClassVar[str] = "tool"
+
+    name: str | None = None
+    tool: str
+    arguments: DictOf = field(default_factory=lambda: DictOf(()))
+    timeout_s: float | None = None
+    pure: bool = False
+    idempotent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One arm of a Switch: runs when the value is one of `values` (None: anything not named by another arm)."""
+
+    values: tuple[Json, ...] | None
+    graph: Graph
+    result: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch(Node):
+    """Exactly one arm runs, chosen by the value of `on`. Arms continue this node's context; what follows hangs on it.
+
+    assumed: not every combination of outcomes was visited while tracing, so the picture may miss a path.
+    """
+
+    kind: ClassVar[str] = "switch"
+
+    name: str | None = None
+    on: Reference
+    arms: tuple[Arm, ...]
+    assumed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loop(Node):
+    """`body` repeats in this node's context until the value of `until` (a name bound in the body) is `stop_value`, at most `limit` times."""
+
+    kind: ClassVar[str] = "loop"
+
+    name: str | None = None
+    body: Graph
+    until: Reference | None = None
+    stop_value: Json = True
+    limit: int = 1
+    result: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Map(Node):
+    """`body` once per item of `items`, each in a branch of its own; `item` is the id of the Input inside the body."""
+
+    kind: ClassVar[str] = "map"
+
+    name: str | None = None
+    items: Expression
+    item: str
+    body: Graph
+    result: Expression | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Break(Node):
+    """Tracing could not follow the body past here: `reason` says what Python asked of a value that does not exist yet."""
+
+    kind: ClassVar[str] = "break"
+
+    reason: str
+    on: Reference | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Return(Node):
+    """What the program returns."""
+
+    kind: ClassVar[str] = "return"
+
+    value: Expression
+
+
+ModelCall: TypeAlias = Gen | Select
+NodeKind: TypeAlias = Literal[
+    "input",
+    "text",
+    "role_begin",
+    "role_end",
+    "gen",
+    "select",
+    "fork",
+    "join",
+    "tool",
+    "switch",
+    "loop",
+    "map",
+    "break",
+    "return",
+]
+NODE_CLASSES: dict[str, type[Node]] = {
+    c.kind: c
+    for c in (Input, Text, RoleBegin, RoleEnd, Gen, Select, Fork, Join, Tool, Switch, Loop, Map, Break, Return)
+}
+
+
+def references_in(expression: Expression | Piece | str | None) -> Iterator[Reference]:
+    """Every reference an expression, piece or choice mentions, in reading order."""
+    match expression:
+        case Reference():
+            yield expression
+        case ListOf(items) | Concat(items):
+            for item in items:
+                yield from references_in(item)
+        case DictOf(pairs):
+            for _, item in pairs:
+                yield from references_in(item)
+        case _:
+            return
+
+
+def data_of(node: Node) -> tuple[str, ...]:
+    """Ids of the nodes whose *values* this node mentions, each once, in reading order."""
+    mentioned: list[Expression | Piece | str | None] = []
+    match node:
+        case Text():
+            mentioned.extend(node.pieces)
+        case Select():
+            mentioned.extend(node.choices)
+        case Join():
+            mentioned.extend(node.values)
+        case Tool():
+            mentioned.append(node.arguments)
+        case Switch():
+            mentioned.append(node.on)
+        case Map():
+            mentioned.append(node.items)
+        case Return():
+            mentioned.append(node.value)
+        case Break(on=Reference() as on):
+            mentioned.append(on)
+    return tuple(dict.fromkeys(r.node_id for m in mentioned for r in references_in(m)))

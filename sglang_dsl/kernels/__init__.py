@@ -1,0 +1,1 @@
+"""Fast parts: tensors in, tensors out. Each operation is one folder with one checked door."""

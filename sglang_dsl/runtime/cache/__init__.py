@@ -1,0 +1,1 @@
+"""Namespaces, the radix tree, pages as integers, leases, eviction, integrity. No torch."""

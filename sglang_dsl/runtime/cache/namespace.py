@@ -1,0 +1,32 @@
+"""Which computations may ever be shared: a typed tuple, hashed field by field."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """Two requests share cached state only if every field is equal. "" means none, and is a value like any other.
+
+    The digest covers field names and lengths, so ("a", "bc") and ("ab", "c") differ (cases.md 38).
+    """
+
+    model: str = ""  # fingerprint of weights file and architecture
+    weight_version: str = "0"
+    adapter: str = ""  # id and version
+    tenant_salt: str = ""
+    user_key: str = ""
+    kv_layout: str = ""  # dtype and layout of the pool
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 over the tagged, length-prefixed fields."""
+        h = hashlib.sha256()
+        for f in fields(self):
+            value = getattr(self, f.name).encode()
+            h.update(f"{f.name}:{len(value)}:".encode())
+            h.update(value)
+        return h.digest()

@@ -1,0 +1,1 @@
+"""Constraint specs, their audit, and a pure-Python matcher engine. No torch."""

@@ -1,0 +1,1 @@
+"""The loop, its clock, and the public Engine over a Worker. No torch."""

@@ -1,0 +1,1 @@
+"""Walks the growing graph: values, joins, tools, retries, the record."""

@@ -1,0 +1,1 @@
+"""Configurations, weights, the transformers adapter, pools of tensors. Torch."""

@@ -1,0 +1,1 @@
+"""From graph to leases, sibling groups, order and next use."""

@@ -1,0 +1,1 @@
+"""From logits to tokens: sampling, log-probabilities, token-mask matchers. Torch."""

@@ -1,0 +1,1 @@
+"""Requests, budget, policies: yields a StepPlan of integers, takes a StepResult. No torch."""

@@ -1,0 +1,129 @@
+"""What is asked of an engine, token in, token out; and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+from ...ir.execution import FinishReason, TokenScore
+from ...ir.specs import ConstraintSpec, SamplingSpec
+from ..cache.namespace import Namespace
+
+LeaseId: TypeAlias = int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Label:
+    """Who asks: for scripts of the mock, logs, cancellation and errors. Never interpreted by the scheduler."""
+
+    run_id: str = ""
+    node_id: str = ""
+    name: str = ""
+    sample: int = 0
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """Generate after `prompt_ids`. `sampling.seed` is final (already derived from run and node).
+
+    lease: the lease whose child this is, if any: admission of this request (or its end before that) counts it down.
+    deadline_s: on the engine's clock. critical_tokens: tokens on the longest path that waits for this call.
+    tail_bytes: text already produced in this turn that a stop or a UTF-8 decoder must not see is not here: the prompt
+    never takes part in stop matching.
+    """
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    sampling: SamplingSpec = field(default_factory=SamplingSpec)
+    constraint: ConstraintSpec | None = None
+    namespace: Namespace = field(default_factory=Namespace)
+    lease: LeaseId | None = None
+    priority: int = 0
+    deadline_s: float | None = None
+    critical_tokens: int = 0
+    prompt_logprobs: int | None = None
+    no_cache: bool = False
+    label: Label = field(default_factory=Label)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """Log-probability of each continuation after `prompt_ids`, teacher-forced, shared prefixes computed once.
+
+    unconditional: also score each continuation without the prompt (after BOS, or its own first token unscored).
+    """
+
+    request_id: str
+    prompt_ids: Sequence[int]
+    continuations: Sequence[Sequence[int]]
+    unconditional: bool = False
+    namespace: Namespace = field(default_factory=Namespace)
+    lease: LeaseId | None = None
+    priority: int = 0
+    deadline_s: float | None = None
+    critical_tokens: int = 0
+    label: Label = field(default_factory=Label)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateResult:
+    """token_ids: what a continuation continues from: the kept whole tokens (the stop token, and a token cut by a stop
+    string, are not among them). tail_text: text kept after the last whole token, when a stop cut inside one.
+    text == decode(token_ids) + tail_text.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    tail_text: str = ""
+    matched: str | int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0  # sampled, the stop token included
+    token_scores: tuple[TokenScore, ...] = ()
+    prompt_scores: tuple[TokenScore | None, ...] = ()  # None at position 0
+    started_s: float = 0.0
+    first_token_s: float = 0.0
+    finished_s: float = 0.0
+    weight_version: str = "0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreResult:
+    """logprobs[i][j]: of token j of continuation i on its own path. unconditional likewise, if asked for."""
+
+    request_id: str
+    logprobs: tuple[tuple[float, ...], ...]
+    unconditional: tuple[tuple[float, ...], ...] = ()
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    started_s: float = 0.0
+    finished_s: float = 0.0
+    weight_version: str = "0"
+
+
+Request: TypeAlias = GenerateRequest | ScoreRequest
+Result: TypeAlias = GenerateResult | ScoreResult
+
+
+class Sink(Protocol):
+    """Where a request's output goes. Called on the engine's thread: return fast; what is raised is logged, and harms
+    nobody else. After `done` (exactly once) nothing more is called.
+    """
+
+    def started(self) -> None:
+        """The request was admitted for the first time."""
+
+    def text(self, delta: str, token_ids: Sequence[int]) -> None:
+        """Text released (UTF-8 complete, past any possible stop) and the ids sampled since the last call."""
+
+    def done(self, result: Result | Exception) -> None:
+        """The end: a result, or why there is none."""
+
+
+Phase = Literal["waiting", "compiling", "prefill", "decode", "done"]

@@ -1,0 +1,1 @@
+"""Model names, downloads, checksums, the cache folder. No torch."""

@@ -1,0 +1,1 @@
+"""Tokenizers, chat templates, seams, incremental UTF-8, stops. No torch."""

@@ -1,0 +1,72 @@
+"""What the runtime needs to know about a model's text: its tokenizer and its chat template.
+
+Text between two seams is one `SegmentText`: pieces that are either content (control tokens never recognised) or
+control (template markers, `raw(...)`). Adjacent plain stretches are joined before they are encoded, so that content
+merges with the template's own plain words exactly as in the model's training data, yet can never forge a marker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """`control`: recognise control tokens in `text`."""
+
+    text: str
+    control: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn of the conversation so far, as far as the template needs to know it."""
+
+    role: str
+    content: str
+    closed: bool = True
+
+
+class Tokenizer(Protocol):
+    """Token ids and text. All methods are pure and thread-safe."""
+
+    vocab_size: int  # rows of the logits; ids are in [0, vocab_size)
+    bos_id: int | None
+    adds_bos: bool  # whether the tokenizer asks for a BOS in front of a prompt that has none
+    stop_ids: frozenset[int]  # every id that ends a turn: tokenizer, generation config, template end
+    control_ids: frozenset[int]  # special and added tokens: never produced from content, never shown in text
+    fingerprint: str
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of content: markers in it are plain text."""
+
+    def encode_segment(self, pieces: Sequence[TextPiece]) -> list[int]:
+        """Ids of one segment; control tokens are recognised in control pieces only."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes a token stands for (may be part of a character); b"" for a control token."""
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """UTF-8 text of the tokens' bytes, invalid bytes replaced; control tokens left out."""
+
+
+class ChatTemplate(Protocol):
+    """Roles as text. Errors name the offending turn and carry the template's own message (`RoleError`)."""
+
+    def open_turn(self, turns: Sequence[Turn], role: str) -> str:
+        """Control text that goes between the end of `turns` (all closed) and the content of a new `role` turn.
+
+        Includes what the template puts in front of a first turn (BOS, a default system turn).
+        """
+
+    def close_turn(self, turns: Sequence[Turn]) -> str:
+        """Control text that ends the last turn of `turns` (which is open)."""
+
+
+class TextModel(Protocol):
+    """Both, as one fact about a model."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
