@@ -1,0 +1,57 @@
+# Two commands: `make demo` and `make test`. Each sets everything up from nothing.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export OMP_WAIT_POLICY ?= PASSIVE
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: demo test test-unit test-engine test-long lint bench gpu-check clean
+
+demo: $(VENV)/.engine
+	$(BIN)/sglang-dsl models pull smollm2
+	$(BIN)/python -m examples.demo
+
+test: lint test-unit test-engine
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Without network, model or torch.
+test-unit: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "not engine and not model and not long and not browser"
+
+# With torch, and with SmolLM2 on the CPU.
+test-engine: $(VENV)/.dev
+	$(BIN)/sglang-dsl models pull smollm2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m "(engine or model) and not long and not browser"
+
+test-long: $(VENV)/.dev
+	$(BIN)/sglang-dsl models pull smollm2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long --timeout=1800
+
+bench: $(VENV)/.engine
+	$(BIN)/sglang-dsl models pull smollm2
+	$(BIN)/python -m benchmarks.workloads
+
+gpu-check: $(VENV)/.engine
+	$(BIN)/python benchmarks/gpu_check.py
+
+clean:
+	rm -rf $(VENV) out build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; say which with: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.engine: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[engine]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --disable-pip-version-check --quiet --editable '.[dev]'
+	@touch $@
