@@ -1,1 +1,321 @@
-"""The `sglang-dsl` command: wiring only."""
+"""The `sglang-dsl` command: wiring only. Every subcommand is one function that calls the room that does the work.
+
+Exit codes: 0 done, 1 the program or a check failed, 2 wrong use or a clear error, 130 interrupted (what finished is shown).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import inspect
+import json
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import DslError, ProgramError, SpecError
+
+if TYPE_CHECKING:
+    from .frontend.program import Program
+    from .frontend.result import Result
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of the console script."""
+    parser = _parser()
+    chosen, rest = parser.parse_known_args(arguments)
+    if rest and not getattr(chosen, "takes_rest", False):
+        parser.error(f"unknown argument: {' '.join(rest)}")
+    chosen.rest = rest
+    command: Command = chosen.command
+    try:
+        return command(chosen)
+    except DslError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="sglang-dsl", description="Write, look at and run prompt programs.")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    run = commands.add_parser("run", help="run a script, or one program of it, on the embedded engine")
+    run.add_argument("target", metavar="FILE[:PROGRAM]")
+    _add_program_options(run)
+    run.add_argument("--stream", action="store_true", help="print the text while it is written")
+    run.set_defaults(command=_run, takes_rest=True)
+
+    trace = commands.add_parser("trace", help="print or draw a program's graph; no model is run")
+    trace.add_argument("target", metavar="FILE:PROGRAM")
+    trace.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument; JSON or text")
+    trace.add_argument("--symbolic", action="append", default=[], metavar="NAME", help="leave this argument unknown")
+    trace.add_argument("--format", default="text", choices=["text", "mermaid", "html", "terminal", "dot", "svg", "json"])
+    trace.add_argument("--out", type=Path, help="write here instead of printing")
+    trace.set_defaults(command=_trace)
+
+    models = commands.add_parser("models", help="list or fetch models")
+    of_models = models.add_subparsers(required=True, metavar="ACTION")
+    of_models.add_parser("list", help="what can be used, and what is here").set_defaults(command=_models_list)
+    pull = of_models.add_parser("pull", help="fetch a model into the cache folder")
+    pull.add_argument("name")
+    pull.set_defaults(command=_models_pull)
+
+    commands.add_parser("doctor", help="what is installed, what is missing, which settings apply").set_defaults(command=_doctor)
+
+    bench = commands.add_parser("bench", help="run a program several times and print tokens and times")
+    bench.add_argument("target", metavar="FILE:PROGRAM")
+    _add_program_options(bench)
+    bench.add_argument("--repeat", type=int, default=3)
+    bench.set_defaults(command=_bench)
+    return parser
+
+
+def _add_program_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument; JSON or text")
+    parser.add_argument("--backend", help="for example local, local:smollm2, local:/path/to/model, mock")
+    parser.add_argument("--model", help="short for --backend local:MODEL")
+    parser.add_argument("--seed", type=int)
+
+
+# --- commands ----------------------------------------------------------------------------------------------------------
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    file, name = _split_target(chosen.target)
+    _prepare_process()
+    if name is None:
+        if chosen.arg:
+            raise SpecError("--arg needs a program to give it to", hint=f"sglang-dsl run {chosen.target}:PROGRAM --arg ...")
+        return _run_script(file, chosen)
+    if chosen.rest:
+        raise SpecError(f"unknown argument: {' '.join(chosen.rest)}", hint="give a program's arguments as --arg name=value")
+    program = _load_program(file, name)
+    arguments = _arguments(program, chosen.arg)
+    with _options(chosen):
+        if chosen.stream:
+            for piece in program.stream(**arguments):
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+            sys.stdout.write("\n")
+            return 0
+        return _run_program(program, arguments)
+
+
+def _run_script(file: Path, chosen: argparse.Namespace) -> int:
+    sys.argv = [str(file), *chosen.rest]
+    with _options(chosen):
+        try:
+            runpy.run_path(str(file), run_name="__main__")
+        except SystemExit as end:
+            if end.code is None or isinstance(end.code, int):
+                return end.code or 0
+            print(end.code, file=sys.stderr)
+            return 1
+    return 0
+
+
+def _run_program(program: Program[..., Any], arguments: dict[str, Any]) -> int:
+    handle = program.start(**arguments)
+    try:
+        result = handle.result()
+    except KeyboardInterrupt:
+        handle.cancel()
+        _print_finished(handle.result(raising=False))
+        return 130
+    print(result.text)
+    if result.value is not None:
+        print(f"\n=> {_shown(result.value)}")
+    _print_usage(result)
+    return 0
+
+
+def _trace(chosen: argparse.Namespace) -> int:
+    file, name = _split_target(chosen.target)
+    if name is None:
+        raise SpecError("trace needs a program", hint=f"sglang-dsl trace {file}:PROGRAM")
+    program = _load_program(file, name)
+    graph = program.trace(symbolic=chosen.symbolic, **_arguments(program, chosen.arg, given_elsewhere=chosen.symbolic))
+    text = _written(graph, chosen.format)
+    if chosen.out is None:
+        print(text)
+    else:
+        chosen.out.parent.mkdir(parents=True, exist_ok=True)
+        chosen.out.write_text(text, encoding="utf-8")
+        print(chosen.out)
+    return 0
+
+
+def _written(graph: Any, format_: str) -> str:
+    from .ir.draw import draw
+    from .ir.json_format import dumps
+    from .ir.text_format import print_graph
+
+    if format_ == "text":
+        return print_graph(graph)
+    if format_ == "json":
+        return dumps(graph)
+    return draw(graph, format_)
+
+
+def _models_list(chosen: argparse.Namespace) -> int:
+    from .runtime.supply import list_models
+
+    for model in list_models():
+        where = str(model.path) if model.path else f"not here; sglang-dsl models pull {model.name}"
+        print(f"{model.name:<16} {model.licence:<12} {model.size_mb:>6,} MB  {where}")
+    return 0
+
+
+def _models_pull(chosen: argparse.Namespace) -> int:
+    from .runtime.supply import pull, rich_progress
+
+    with rich_progress() as progress:
+        path = pull(chosen.name, progress)
+    print(path)
+    return 0
+
+
+def _doctor(chosen: argparse.Namespace) -> int:
+    from .runtime.backends.local.doctor import report
+
+    _prepare_process()
+    print(report())
+    return 0
+
+
+def _bench(chosen: argparse.Namespace) -> int:
+    file, name = _split_target(chosen.target)
+    if name is None:
+        raise SpecError("bench needs a program", hint=f"sglang-dsl bench {file}:PROGRAM")
+    if chosen.repeat < 1:
+        raise SpecError(f"--repeat {chosen.repeat} is below 1")
+    _prepare_process()
+    program = _load_program(file, name)
+    arguments = _arguments(program, chosen.arg)
+    print(f"{'run':>4}{'calls':>7}{'asked':>10}{'computed':>10}{'generated':>11}{'wall s':>9}{'tok/s':>8}")
+    with _options(chosen):
+        for run in range(chosen.repeat):
+            began = time.perf_counter()
+            usage = program.run(**arguments).usage
+            wall_s = time.perf_counter() - began
+            print(
+                f"{run:>4}{usage.calls:>7}{usage.asked_tokens:>10,}{usage.computed_tokens:>10,}"
+                f"{usage.generated_tokens:>11,}{wall_s:>9.2f}{usage.generated_tokens / wall_s:>8.0f}",
+                flush=True,
+            )
+    return 0
+
+
+# --- wiring ------------------------------------------------------------------------------------------------------------
+
+
+def _prepare_process() -> None:
+    """Thread and allocator settings have to stand before torch is first imported."""
+    from .runtime.model.settings import apply
+
+    apply()
+
+
+def _split_target(target: str) -> tuple[Path, str | None]:
+    path, _, name = target.rpartition(":") if ":" in target and not Path(target).exists() else (target, "", "")
+    file = Path(path)
+    if not file.is_file():
+        raise SpecError(f"there is no file {str(file)!r}", hint="give a Python file, optionally followed by :program")
+    return file, name or None
+
+
+def _load_program(file: Path, name: str) -> Program[..., Any]:
+    from .frontend.program import Program
+
+    sys.path[:0] = [str(file.resolve().parent), str(Path.cwd())]
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise SpecError(f"{str(file)!r} is not a Python file", hint="give a file that ends in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    spec.loader.exec_module(module)
+    found = getattr(module, name, None)
+    if not isinstance(found, Program):
+        programs = [key for key, value in vars(module).items() if isinstance(value, Program)]
+        raise ProgramError(f"{file} has no program {name!r}; it has: {', '.join(programs) or 'none'}")
+    return found
+
+
+def _arguments(program: Program[..., Any], given: Sequence[str], *, given_elsewhere: Sequence[str] = ()) -> dict[str, Any]:
+    """`name=value` pairs, each read as the type the program's signature names."""
+    from pydantic import TypeAdapter, ValidationError
+
+    parameters = dict(list(inspect.signature(program.function, eval_str=True).parameters.items())[1:])
+    values: dict[str, Any] = {}
+    for pair in given:
+        name, equals, text = pair.partition("=")
+        if not equals or name not in parameters:
+            raise SpecError(f"--arg {pair!r} does not fit; the program takes: {', '.join(parameters) or 'nothing'}", hint="--arg name=value")
+        annotation = parameters[name].annotation
+        adapter = TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation)
+        try:
+            values[name] = adapter.validate_python(text if annotation is str else _json_or_text(text))
+        except ValidationError as error:
+            raise SpecError(f"--arg {name}={text!r}: {error.errors()[0]['msg']}", hint="give the value as JSON") from error
+    missing = [
+        key
+        for key, parameter in parameters.items()
+        if key not in values and key not in given_elsewhere and parameter.default is inspect.Parameter.empty
+    ]
+    if missing:
+        raise SpecError(f"the program needs {', '.join(missing)}", hint=" ".join(f"--arg {key}=..." for key in missing))
+    return values
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _options(chosen: argparse.Namespace) -> Any:
+    from . import RunOptions, use
+
+    if chosen.backend and chosen.model:
+        raise SpecError("--backend and --model exclude each other", hint="--model X is short for --backend local:X")
+    return use(RunOptions(backend=f"local:{chosen.model}" if chosen.model else chosen.backend, seed=chosen.seed))
+
+
+def _shown(value: Any) -> str:
+    from pydantic_core import to_json
+
+    return value if isinstance(value, str) else to_json(value, indent=2, fallback=repr).decode()
+
+
+def _print_usage(result: Result[Any]) -> None:
+    u = result.usage
+    print(
+        f"{u.calls} calls: {u.asked_tokens:,} prompt tokens asked, {u.computed_tokens:,} computed, "
+        f"{u.generated_tokens:,} generated in {u.wall_s:.1f} s",
+        file=sys.stderr,
+    )
+
+
+def _print_finished(result: Result[Any]) -> None:
+    finished = {name: value for name, value in result.finished.items()}
+    print(f"interrupted; {len(finished)} values had finished", file=sys.stderr)
+    for name, value in finished.items():
+        print(f"  {name} = {_shown(value)}")
+    _print_usage(result)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
