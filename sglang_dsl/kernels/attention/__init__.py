@@ -1,0 +1,74 @@
+"""Attention over paged pools, packed rows and shared levels. `store` and `attend` are the door: shapes are checked here.
+
+plan = plan_step(rows, shared, page_size=1, device=device)        # once per step
+store(k, v, keys, values, plan)                                   # per layer: every new key first,
+out = attend(q, k, v, keys, values, plan, LayerAttention(scale))  # then attention
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import cpu, portable, reference
+from .cascade import Cascade
+from .plan import AttentionPlan, ExtraWrite, QueryRow, SharedKeys, plan_step
+
+__all__ = [
+    "AttentionPlan",
+    "ExtraWrite",
+    "LayerAttention",
+    "QueryRow",
+    "SharedKeys",
+    "attend",
+    "plan_step",
+    "store",
+]
+
+
+class LayerAttention(NamedTuple):
+    """What a layer asks for beyond scaled dot products. See `reference.attend` for the meaning of each."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+
+def store(k: Tensor, v: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> None:
+    """Write the step's keys [T, G, D] and values [T, G, E] into the layer's pools, extra places included."""
+    if plan.write_tokens is not None:
+        k, v = k.index_select(0, plan.write_tokens), v.index_select(0, plan.write_tokens)
+    keys.index_copy_(0, plan.write_slots, k)
+    values.index_copy_(0, plan.write_slots, v)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, layer: LayerAttention
+) -> Tensor:
+    """Attention of the step's queries [T, H, D] over all keys their rows see; [T, H, E]. Call `store` first.
+
+    Score soft-capping has no fused kernel here and runs on the reference; windows run masked; sinks are exact in every path.
+
+    Raises:
+        ValueError: shapes or dtypes of queries, keys and pools do not fit together.
+    """
+    _check(q, k, v, keys, values, plan)
+    if layer.softcap:
+        return reference.attend(q, keys, values, plan, scale=layer.scale, window=layer.window, softcap=layer.softcap, sinks=layer.sinks)  # fmt: skip
+    partial = cpu.partial if cpu.supports(q, v) else portable.partial
+    out, lse = Cascade(q, k, v, keys, values, plan, layer.scale, partial).run(layer.window)
+    if layer.sinks is None:
+        return out
+    return out * torch.sigmoid(lse - layer.sinks.to(lse.dtype)).unsqueeze(-1).to(out.dtype)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> None:
+    if q.shape[0] != plan.tokens or k.shape[0] != plan.tokens or v.shape[0] != plan.tokens:
+        raise ValueError(f"the plan is for {plan.tokens} tokens; q, k, v have {q.shape[0]}, {k.shape[0]}, {v.shape[0]}")
+    if k.shape[1:] != keys.shape[1:] or v.shape[1:] != values.shape[1:] or q.shape[1] % k.shape[1]:
+        raise ValueError(f"heads do not fit: q {q.shape}, k {k.shape}, v {v.shape}, pools {keys.shape} {values.shape}")
+    if not q.dtype == k.dtype == v.dtype == keys.dtype == values.dtype:
+        raise ValueError(f"dtypes differ: q {q.dtype}, k {k.dtype}, v {v.dtype}, pools {keys.dtype} {values.dtype}")
