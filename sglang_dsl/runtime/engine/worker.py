@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...ir.specs import ConstraintSpec
+from ..cache.namespace import Namespace
 from ..schedule.step import StepPlan, StepResult
 
 
@@ -24,6 +25,16 @@ class WorkerInfo:
     kv_layout: str
     device: str = "cpu"
     weight_version: str = "0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetInfo:
+    """Facts a program can ask for before it runs."""
+
+    model: str
+    context_tokens: int
+    kv_bytes_per_token: int
+    namespace: Namespace  # with everything but the user's key filled in
 
 
 class Worker(Protocol):

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from ...ir.execution import ConstraintReport
 from ...ir.specs import ConstraintSpec
 from ..cache.namespace import Namespace
+from ..engine.worker import TargetInfo as TargetInfo
 from ..schedule.request import LeaseId, Request, Sink
 from ..text.protocol import TextModel
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetInfo:
-    """Facts a program can ask for before it runs."""
-
-    model: str
-    context_tokens: int
-    kv_bytes_per_token: int
-    namespace: Namespace  # with everything but the user's key filled in
 
 
 class Target(Protocol):
