@@ -1,0 +1,135 @@
+"""An unmodified transformers model, run on packed tokens over paged pools.
+
+Its modules call one attention function, registered with transformers under `NAME`; what it has to do is found on the
+calling module itself, so any number of models can be loaded at once. No mask function is registered under that name,
+therefore transformers builds no masks; no cache object is passed, therefore nothing but our pools holds keys and values.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ModelLoadError
+from ...kernels.attention import AttentionPlan, LayerAttention, attend, store
+from .pools import KvPool, LayerShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NAME = "sglang_dsl"
+_BOUND = "_sglang_dsl_attention"
+
+
+class BoundAttention(Protocol):
+    """What an attention module's call is answered by. q [T, H, D], k [T, G, D], v [T, G, E]; returns [T, H, E]."""
+
+    def __call__(self, index: int, q: Tensor, k: Tensor, v: Tensor, layer: LayerAttention) -> Tensor:
+        """Attention of layer `index`."""
+
+
+def register() -> None:
+    """Make the attention function known to transformers. Idempotent."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+
+
+def bind(model: PreTrainedModel, attention: BoundAttention) -> None:
+    """Answer every attention call of this model with `attention`."""
+    for module in model.modules():
+        if hasattr(module, "layer_idx"):
+            setattr(module, _BOUND, attention)
+    model.set_attn_implementation(NAME)
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: query [1, H, T, D], key and value [1, G, T, ·]; gives [1, T, H, E]."""
+    bound = cast(BoundAttention, getattr(module, _BOUND))
+    layer = LayerAttention(
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+        sinks=s_aux if s_aux is not None else sinks,
+    )
+    index = cast(int, module.layer_idx)
+    out = bound(index, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), layer)
+    return out.unsqueeze(0), None
+
+
+def probe(model: PreTrainedModel) -> dict[int, LayerShape]:
+    """Shapes of every attention layer, found by running one token through the model. Leaves the model bound to the probe.
+
+    Raises:
+        ModelLoadError: the model computes attention some other way, so it cannot be run on pages.
+    """
+    shapes: dict[int, LayerShape] = {}
+
+    def record(index: int, q: Tensor, k: Tensor, v: Tensor, layer: LayerAttention) -> Tensor:
+        shapes[index] = LayerShape(k.shape[1], k.shape[2], v.shape[2])
+        return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # one token attends to itself alone
+
+    register()
+    bind(model, record)
+    with torch.inference_mode():
+        token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+        model(input_ids=token, position_ids=token, use_cache=False)
+    if not shapes:
+        raise ModelLoadError(
+            f"{type(model).__name__} does not use transformers' attention interface",
+            hint="models with full or sliding-window attention that call it can be run",
+        )
+    return shapes
+
+
+class PackedModel:
+    """A bound model and its pool: computes steps."""
+
+    def __init__(self, model: PreTrainedModel, pool: KvPool) -> None:
+        self._model = model
+        self._pool = pool
+        self._decoder = model.get_decoder()  # type: ignore[no-untyped-call]
+        self._plan: AttentionPlan | None = None
+        bind(model, self._attend)
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, wanted: Tensor) -> Tensor:
+        """One step over packed tokens [T] at their positions. Stores all keys and values.
+
+        Returns logits [len(wanted), V] at the packed places `wanted`, as the model's own head gives them; the head is not
+        run if nothing is wanted.
+        """
+        self._plan = plan
+        self._pool.count_writes(plan.write_slots.shape[0])
+        options = {"input_ids": token_ids.unsqueeze(0), "position_ids": positions.unsqueeze(0), "use_cache": False}
+        try:
+            if not wanted.numel():
+                self._decoder(**options)
+                return torch.empty(0, 0, device=wanted.device)
+            logits: Tensor = self._model(**options, logits_to_keep=wanted).logits
+            return logits[0]
+        finally:
+            self._plan = None
+
+    def _attend(self, index: int, q: Tensor, k: Tensor, v: Tensor, layer: LayerAttention) -> Tensor:
+        plan = self._plan
+        if plan is None:
+            raise RuntimeError("the model's attention was called outside of PackedModel.forward")
+        keys, values = self._pool.keys[index], self._pool.values[index]
+        store(k, v, keys, values, plan)
+        return attend(q, k, v, keys, values, plan, layer)

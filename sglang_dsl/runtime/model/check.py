@@ -1,0 +1,122 @@
+"""The check every model passes before it serves: packed rows give what its own plain forward gives.
+
+Two random sequences that begin alike are computed twice: each alone by the unmodified model, and together on pages, the
+beginning as a shared level, in two chunks and a last single token. A model whose attention our function does not stand
+for (position biases, its own cache, recurrent layers) differs by far more than rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...errors import SelfCheckError
+from ...kernels.attention import QueryRow, SharedKeys, plan_step
+from .adapter import PackedModel
+from .pools import KvPool, LayerShape
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SHARED, CHUNK, TOKENS = 24, 37, 44  # tokens in common, of the first chunk, and in all; the last token is decoded alone
+TOLERANCE = {torch.float32: 2e-4, torch.float64: 2e-4, torch.float16: 5e-2, torch.bfloat16: 3e-1}
+
+
+@contextmanager
+def in_float32(model: PreTrainedModel, spare_bytes: int) -> Iterator[torch.dtype]:
+    """Parameters widened to float32 inside the block, each as it was after it; the type they then have.
+
+    Only in float32 is rounding small enough to tell a subtly wrong attention. A model that is too big for `spare_bytes`
+    stays in its own type, and is checked with that type's tolerance.
+    """
+    before = {name: p.dtype for name, p in model.named_parameters()}
+    if sum(p.numel() * (4 - p.dtype.itemsize) for p in model.parameters()) > spare_bytes:
+        yield model.dtype
+        return
+    try:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.float()
+        yield torch.float32
+    finally:
+        for name, parameter in model.named_parameters():
+            parameter.data = parameter.data.to(before[name])
+
+
+def check_tokens(vocab_size: int) -> Tensor:
+    """Ids [2, TOKENS] that agree on the first SHARED."""
+    generator = torch.Generator().manual_seed(20)
+    ids = torch.randint(0, vocab_size, (2, TOKENS), generator=generator)
+    ids[1, :SHARED] = ids[0, :SHARED]
+    return ids
+
+
+@torch.inference_mode()
+def plain_logits(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
+    """Logits [2, TOKENS, V] of the unmodified forward, each sequence alone."""
+    return torch.cat([model(input_ids=row.unsqueeze(0).to(model.device), use_cache=False).logits for row in token_ids])
+
+
+def verify(
+    model: PreTrainedModel,
+    shapes: dict[int, LayerShape],
+    token_ids: Tensor,
+    expected: Tensor,
+    *,
+    page_size: int,
+    dtype: torch.dtype,
+) -> float:
+    """The largest relative difference of a position's logits, packed against `expected`. Leaves the model unbound.
+
+    Raises:
+        SelfCheckError: it is more than rounding in `dtype`.
+    """
+    measured = difference(_packed_logits(model, shapes, token_ids, page_size, dtype), expected)
+    if not measured <= TOLERANCE[dtype]:
+        raise SelfCheckError(
+            f"{type(model).__name__} gives different logits on pages: relative difference {measured:.3g}, "
+            f"allowed in {str(dtype).removeprefix('torch.')} is {TOLERANCE[dtype]:.3g}",
+            hint="this architecture cannot be run here; please report it",
+        )
+    return measured
+
+
+def difference(measured: Tensor, expected: Tensor) -> float:
+    """Largest over positions of |measured - expected| / |expected| (Euclidean norms over the centred logits)."""
+    centred = expected.float() - expected.float().mean(-1, keepdim=True)
+    error = (measured.float() - expected.float()).norm(dim=-1) / centred.norm(dim=-1).clamp_min(1e-12)
+    return float(error.max())
+
+
+def _packed_logits(
+    model: PreTrainedModel, shapes: dict[int, LayerShape], token_ids: Tensor, page_size: int, dtype: torch.dtype
+) -> Tensor:
+    """Sequence 0 owns the shared pages; sequence 1 has a part of its own."""
+    shared = SHARED // page_size * page_size
+    per_row = -(-TOKENS // page_size)
+    first = list(range(per_row))
+    second = first[: shared // page_size] + list(range(per_row, 2 * per_row - shared // page_size))
+    pool = KvPool(shapes, 2 * per_row, page_size, dtype=dtype, device=model.device)
+    packed = PackedModel(model, pool)
+    steps = [
+        [(0, first, 0, CHUNK, 0)],
+        [(0, first, CHUNK, TOKENS - 1, shared), (1, second, shared, TOKENS - 1, shared)],
+        [(0, first, TOKENS - 1, TOKENS, shared), (1, second, TOKENS - 1, TOKENS, shared)],
+    ]
+    logits = torch.zeros(2, TOKENS, model.config.get_text_config().vocab_size, device=model.device)
+    for rows in steps:
+        levels = [SharedKeys(0, 2, 0, shared)] if len(rows) == 2 else []
+        plan = plan_step(
+            [QueryRow(end - start, start, pages, own) for _, pages, start, end, own in rows],
+            levels, page_size=page_size, device=model.device,
+        )  # fmt: skip
+        ids = torch.cat([token_ids[s, start:end] for s, _, start, end, _ in rows]).to(model.device)
+        places = torch.cat([torch.arange(start, end) for _, _, start, end, _ in rows]).to(model.device)
+        out = packed.forward(ids, places, plan, torch.arange(plan.tokens, device=model.device))
+        for part, (s, _, start, end, _) in zip(torch.split(out, [r[3] - r[2] for r in rows]), rows, strict=True):
+            logits[s, start:end] = part
+    logits[1, :shared] = logits[0, :shared]
+    return logits

@@ -1,0 +1,108 @@
+"""Models from a GGUF file: its config and its tensors, dequantized, as transformers names them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import ModelLoadError
+from .gguf_names import ARCHITECTURES, Architecture, Array
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+class GgufFile:
+    """An opened file; tensors are memory-mapped until they are asked for.
+
+    Raises:
+        ModelLoadError: not a GGUF file, damaged, or of an architecture that is not mapped here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._reader = gguf.GGUFReader(str(path))
+        except (OSError, ValueError, IndexError, KeyError) as error:
+            raise ModelLoadError(f"{path} is not a readable GGUF file: {error}", hint="download it again") from error
+        name = str(self._field("general.architecture"))
+        if name not in ARCHITECTURES:
+            raise ModelLoadError(
+                f"{path} holds a model of architecture {name!r}; GGUF files can be of {', '.join(ARCHITECTURES)}",
+                hint="use the model's Hugging Face folder (safetensors) instead",
+            )
+        self._name = name
+        self._architecture: Architecture = ARCHITECTURES[name]
+
+    def config(self) -> PretrainedConfig:
+        """The transformers config, with float32 roundings in the file's numbers undone (0.00000999… is 1e-05)."""
+        from transformers import AutoConfig
+
+        values = dict(self._architecture.fixed)
+        for key, option in self._architecture.config.items():
+            value = self._field(f"{self._name}.{key}", None)
+            if value is not None:
+                values[option] = _shortest(value)
+        values.setdefault("vocab_size", len(self._field("tokenizer.ggml.tokens")))
+        values["tie_word_embeddings"] = all(t.name != "output.weight" for t in self._reader.tensors)
+        values["rope_parameters"] = self._rope()
+        values |= {f"{n}_token_id": self._field(f"tokenizer.ggml.{n}_token_id", None) for n in ("bos", "eos")}
+        return AutoConfig.for_model(self._architecture.model_type, **values)
+
+    def state(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Every tensor by its transformers name. Dequantized in float32, then rounded to `dtype`."""
+        queries = int(self._field(f"{self._name}.attention.head_count"))
+        keys = int(self._field(f"{self._name}.attention.head_count_kv", queries))
+        state = {}
+        for tensor in self._reader.tensors:
+            name = self._architecture.parameter(tensor.name)
+            if name is None:
+                raise ModelLoadError(
+                    f"{self._path}: tensor {tensor.name!r} has no place in a {self._name} model",
+                    hint="use the model's Hugging Face folder (safetensors) instead",
+                )
+            values = self._architecture.restore(tensor.name)(self._dequantized(tensor), queries, keys)
+            state[name] = torch.from_numpy(np.array(values, dtype=np.float32)).to(dtype)
+        return state
+
+    def _dequantized(self, tensor: Any) -> Array:
+        try:
+            values: Array = gguf.dequantize(tensor.data, tensor.tensor_type)
+        except NotImplementedError as error:
+            kind = tensor.tensor_type.name
+            raise ModelLoadError(
+                f"{self._path}: {tensor.name} is quantized as {kind}, which is not supported"
+            ) from error
+        return values
+
+    def _rope(self) -> dict[str, Any]:
+        if self._field(f"{self._name}.rope.scaling.type", "none") not in ("none", None):
+            raise ModelLoadError(
+                f"{self._path} scales its rotary positions, which GGUF files do not describe exactly",
+                hint="use the model's Hugging Face folder (safetensors) instead",
+            )
+        theta = _shortest(self._field(f"{self._name}.rope.freq_base", 10000.0))
+        if self._name != "gemma3":
+            return {"rope_type": "default", "rope_theta": theta}
+        return {
+            "full_attention": {"rope_type": "default", "rope_theta": theta},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        }
+
+    def _field(self, key: str, *default: Any) -> Any:
+        field = self._reader.fields.get(key)
+        if field is not None:
+            return field.contents()
+        if default:
+            return default[0]
+        raise ModelLoadError(f"{self._path} does not say {key}", hint="download it again")
+
+
+def _shortest(value: Any) -> Any:
+    """The shortest decimal that is this float32."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value

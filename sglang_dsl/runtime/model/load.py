@@ -1,0 +1,182 @@
+"""From a path to a model that can compute steps: read, check, pack, reserve the pool."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...errors import ModelLoadError
+from . import check, linears
+from .adapter import PackedModel, probe
+from .gguf_file import GgufFile
+from .pools import KvPool, LayerShape
+from .settings import DEFAULT_KV_BYTES, ModelSettings
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """Ready to compute. check_difference: what the self-check measured (None: it was off)."""
+
+    packed: PackedModel
+    pool: KvPool
+    fingerprint: str
+    context_tokens: int
+    vocab_size: int
+    dtype: torch.dtype
+    device: torch.device
+    check_difference: float | None
+
+    @property
+    def kv_layout(self) -> str:
+        """Names dtype and layout of the pool: part of every cache namespace."""
+        return f"{str(self.dtype).removeprefix('torch.')}/slots-heads-size"
+
+
+def load_model(path: Path, settings: ModelSettings) -> LoadedModel:
+    """Load a `.gguf` file or a Hugging Face folder.
+
+    Raises:
+        ModelLoadError: damaged, unknown or unsupported; SelfCheckError: it would compute something else than it should.
+    """
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings, device)
+    model = _read_gguf(path, dtype) if path.suffix == ".gguf" else _read_folder(path, dtype)
+    placed: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
+    return serve(placed, settings, fingerprint=fingerprint(path))
+
+
+def serve(model: PreTrainedModel, settings: ModelSettings, *, fingerprint: str) -> LoadedModel:
+    """Make a transformers model compute steps. It is changed (linears packed, attention bound) and must not be used again.
+
+    Raises:
+        ModelLoadError, SelfCheckError: as `load_model`.
+    """
+    device, dtype = model.device, model.dtype
+    config = model.config.get_text_config()
+    page_size = settings.page_size or (1 if device.type == "cpu" else 16)
+    model.eval()  # type: ignore[no-untyped-call]
+    model.requires_grad_(False)
+    shapes, measured = _checked(model, settings, page_size)
+    if settings.packed_linears and linears.can_pack(dtype, device):
+        linears.pack_linears(model)
+    num_pages = _pages(shapes, settings, page_size, dtype, device)
+    pool = KvPool(shapes, num_pages, page_size, dtype=dtype, device=device)
+    return LoadedModel(
+        packed=PackedModel(model, pool),
+        pool=pool,
+        fingerprint=fingerprint,
+        context_tokens=config.max_position_embeddings,
+        vocab_size=config.vocab_size,
+        dtype=dtype,
+        device=device,
+        check_difference=measured,
+    )
+
+
+def _checked(
+    model: PreTrainedModel, settings: ModelSettings, page_size: int
+) -> tuple[dict[int, LayerShape], float | None]:
+    """Layer shapes, and what the self-check measured if it is on."""
+    if not settings.self_check:
+        return probe(model), None
+    with check.in_float32(model, free_bytes(model.device) // 2) as dtype:
+        token_ids = check.check_tokens(model.config.get_text_config().vocab_size)
+        expected = check.plain_logits(model, token_ids)
+        shapes = probe(model)
+        return shapes, check.verify(model, shapes, token_ids, expected, page_size=page_size, dtype=dtype)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of a setting. Raises ModelLoadError if it is not there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ModelLoadError("device='cuda' was asked for and torch sees no CUDA device", hint="use device='cpu'")
+    return device
+
+
+def choose_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
+    """The weight type of a setting on a device."""
+    if settings.dtype != "auto":
+        return _DTYPES[settings.dtype]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    return torch.bfloat16 if linears.computes_bfloat16() else torch.float32
+
+
+def fingerprint(path: Path) -> str:
+    """Identity of the weights: a hash over names, sizes and both ends of every weight file (not of the path)."""
+    files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(f"{file.name if path.is_dir() else ''}:{file.stat().st_size}:".encode())
+        with file.open("rb") as stream:
+            digest.update(stream.read(1 << 20))
+            stream.seek(max(0, file.stat().st_size - (1 << 20)))
+            digest.update(stream.read())
+    return digest.hexdigest()[:32]
+
+
+def _read_gguf(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    file = GgufFile(path)
+    with no_init_weights():
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            file.config(), dtype=dtype
+        )
+    missing, unexpected = model.load_state_dict(file.state(dtype), strict=False, assign=True)
+    model.tie_weights()
+    tied = set(getattr(model, "all_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
+    if set(missing) - tied or unexpected:
+        raise ModelLoadError(
+            f"{path} does not fill the model: missing {sorted(set(missing) - tied)[:5]}, unknown {unexpected[:5]}",
+            hint="download it again",
+        )
+    return model
+
+
+def _read_folder(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
+    if not (path / "config.json").is_file():
+        raise ModelLoadError(f"{path} holds no config.json", hint="give a Hugging Face model folder or a .gguf file")
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelLoadError(f"{path} cannot be loaded: {error}") from error
+    return model
+
+
+def _pages(
+    shapes: dict[int, LayerShape], settings: ModelSettings, page_size: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    per_page = page_size * sum(s.bytes_per_token(dtype) for s in shapes.values())
+    budget = settings.kv_bytes or min(DEFAULT_KV_BYTES, free_bytes(device) // 2)
+    if budget < per_page:
+        raise ModelLoadError(f"{budget} bytes hold no page of {per_page} bytes", hint="raise kv_bytes")
+    return budget // per_page
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can still be used on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 2 * DEFAULT_KV_BYTES
