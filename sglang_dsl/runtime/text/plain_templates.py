@@ -12,6 +12,21 @@ from .protocol import Turn
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
+class LabelTemplate:
+    """For models that bring no template: `User: `, content, an empty line. All roles, any order.
+
+    A base model does not end its turns: give `stop` or a constraint.
+    """
+
+    def open_turn(self, turns: Sequence[Turn], role: str) -> str:
+        """See `ChatTemplate`."""
+        return f"{role.capitalize()}: "
+
+    def close_turn(self, turns: Sequence[Turn]) -> str:
+        """See `ChatTemplate`."""
+        return "\n\n"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatMlTemplate:
     """ChatML: `<|im_start|>role` newline, content, `<|im_end|>` newline.

@@ -1,0 +1,114 @@
+"""Tokenizer over the `tokenizers` library, wherever the model's files came from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from ...errors import ModelLoadError, SpecError
+from .protocol import TextPiece
+from .segments import check_text, encode_joined
+
+SPACE_MARK = "\u2581"  # stands for a space in SentencePiece vocabularies
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vocabulary:
+    """What a model's files say about its tokens.
+
+    token_bytes: per id; b"" for tokens whose text is never shown. markers: text -> id of the tokens that only control
+    text may contain. unseen_bytes: bytes no token can stand for.
+    """
+
+    token_bytes: Sequence[bytes]
+    markers: Mapping[str, int]
+    stop_ids: frozenset[int]
+    bos_id: int | None
+    adds_bos: bool
+    fingerprint: str
+    unseen_bytes: bytes = b""
+
+
+class BpeTokenizer:
+    """Implements `Tokenizer`.
+
+    An added token that is not special (`<think>`, `<tool_call>`, an HTML tag of Gemma's) is kept out of content like
+    every marker, but its text is shown when the model generates it.
+
+    Args:
+        plain: a `tokenizers.Tokenizer` that adds nothing and knows no markers.
+
+    Raises:
+        ModelLoadError: content could forge a marker.
+    """
+
+    def __init__(self, plain: Any, vocabulary: Vocabulary) -> None:
+        self._plain = plain
+        self._token_bytes = vocabulary.token_bytes
+        self._markers = vocabulary.markers
+        self._unseen = vocabulary.unseen_bytes
+        self.vocab_size = len(vocabulary.token_bytes)
+        self.bos_id = vocabulary.bos_id
+        self.adds_bos = vocabulary.adds_bos
+        self.stop_ids = vocabulary.stop_ids
+        self.control_ids = frozenset(vocabulary.markers.values())
+        self.fingerprint = vocabulary.fingerprint
+        self.split_control = lru_cache(maxsize=1024)(self._split_control)
+        self._check_markers()
+
+    def encode(self, text: str) -> list[int]:
+        """See `Tokenizer`.
+
+        Raises:
+            SpecError: a lone surrogate, or a character this vocabulary has no token for.
+        """
+        check_text(text)
+        if self._unseen:
+            self._check_bytes(text)
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_segment(self, pieces: Sequence[TextPiece]) -> list[int]:
+        """See `Tokenizer`."""
+        return encode_joined(pieces, self.split_control, self.encode)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """See `Tokenizer`. Raises IndexError for an id outside the vocabulary."""
+        return self._token_bytes[token_id]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See `Tokenizer`."""
+        return b"".join([self._token_bytes[token_id] for token_id in token_ids]).decode("utf-8", "replace")
+
+    @cached_property
+    def _marker_pattern(self) -> re.Pattern[str]:
+        longest_first = sorted(self._markers, key=len, reverse=True)
+        return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+
+    def _split_control(self, text: str) -> tuple[str | int, ...]:
+        """Plain text and control ids of a control piece. Cached as `split_control`: templates repeat themselves."""
+        if not self._markers:
+            return (text,)
+        return tuple(self._markers.get(part, part) for part in self._marker_pattern.split(text) if part)
+
+    def _check_bytes(self, text: str) -> None:
+        raw = text.encode()
+        if len(raw.translate(None, self._unseen)) == len(raw):
+            return
+        index = next(i for i, c in enumerate(text) if any(byte in self._unseen for byte in c.encode()))
+        raise SpecError(
+            f"the model has no token for the character {text[index]!r} (U+{ord(text[index]):04X}) at index {index}",
+            hint="remove the character, or write a name for it",
+        )
+
+    def _check_markers(self) -> None:
+        texts = list(self._markers)
+        for text, encoding in zip(texts, self._plain.encode_batch(texts, add_special_tokens=False), strict=True):
+            if self._markers[text] in encoding.ids:
+                raise ModelLoadError(
+                    f"the tokenizer makes the control token {text!r} out of plain text, so content could forge it",
+                    hint="report this model; it cannot be used safely",
+                )

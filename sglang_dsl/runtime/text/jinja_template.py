@@ -1,0 +1,265 @@
+"""A model's own Jinja chat template, cut into what stands before, between and behind the contents.
+
+The template is rendered with a sentinel for each content, so the text around contents depends on the order of roles
+only: contents reach the prompt exactly as they are (a template that trims or rewrites them changes nothing), and they
+can never be taken for template code.
+
+    roles (user, assistant)    <|im_start|>user\\n S0 <|im_end|>\\n<|im_start|>assistant\\n S1 <|im_end|>\\n
+                               gap 0              |  gap 1                              |  gap 2 (the end)
+
+A turn's closing text is what all possible continuations of it have in common; the opening text of the next turn is the
+rest of the gap. So a prompt that ends in an open turn is what the template itself renders for that conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date, datetime
+from functools import cache, lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+from ...errors import MissingExtraError, ModelLoadError, RoleError
+from .protocol import Turn
+
+_PROBES = (("user", "assistant", "user"), ("system", "user", "assistant", "user", "assistant", "user"))
+_ROLES = ("user", "assistant", "system", "tool")
+_SENTINEL = re.compile("\ufdd8([0-9]+)\ufdd9")  # noncharacters: no template writes or treats them
+
+Roles: TypeAlias = tuple[str, ...]
+
+
+class _Refused(Exception):  # noqa: N818  an answer, never seen outside
+    """The template raised. The message is its own."""
+
+
+class _Misplaced(_Refused):
+    """The template did not show every content once and in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateReport:
+    """Whether text once rendered stays as later turns are added.
+
+    rewrites: per conversation probed, what the template would have changed; such text is kept as first rendered, so
+    no computed prefix is lost, and `rewritten_chars` says how far the prompt is from the template's later rendering.
+    """
+
+    rewrites: tuple[str, ...] = ()
+    rewritten_chars: int = 0
+
+    @property
+    def stable(self) -> bool:
+        """No conversation probed was rewritten."""
+        return not self.rewrites
+
+
+class JinjaTemplate:
+    """Implements `ChatTemplate`. Thread-safe; renderings are cached by the order of roles.
+
+    Args:
+        source: the template.
+        variables: what it may use besides the messages: bos_token, eos_token, enable_thinking, ...
+
+    Raises:
+        ModelLoadError: a syntax error in the template.
+        MissingExtraError: jinja2 is not installed.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
+        template = _compile(source)
+        self._dated = "strftime_now" in source
+        self._of_day = lru_cache(maxsize=2)(lambda day: _Gaps(template, variables or {}))
+
+    def open_turn(self, turns: Sequence[Turn], role: str) -> str:
+        """See `ChatTemplate`.
+
+        Raises:
+            RoleError: the template refuses or leaves out this role at this place.
+        """
+        return self._today().open(tuple(turn.role for turn in turns), role)
+
+    def close_turn(self, turns: Sequence[Turn]) -> str:
+        """See `ChatTemplate`."""
+        return self._today().close(tuple(turn.role for turn in turns))
+
+    def report(self) -> TemplateReport:
+        """Probe a few conversations for text that changes when turns are added."""
+        changes = [change for roles in _PROBES for change in self._today().rewrites(roles)]
+        return TemplateReport(tuple(change.text for change in changes), sum(change.chars for change in changes))
+
+    def _today(self) -> _Gaps:
+        """Renderings of this day: templates may write the date."""
+        return self._of_day(date.today() if self._dated else None)
+
+
+class _Rewrite(NamedTuple):
+    text: str
+    chars: int
+
+
+class _Gaps:
+    """The text between contents, by the order of roles."""
+
+    def __init__(self, template: Any, variables: Mapping[str, Any]) -> None:
+        self._template = template
+        self._variables = variables
+        self.open = lru_cache(maxsize=4096)(self._open)
+        self.close = lru_cache(maxsize=4096)(self._close)
+        self._render = lru_cache(maxsize=4096)(self._render_once)
+
+    def rewrites(self, roles: Roles) -> Iterator[_Rewrite]:
+        """What the template changes in the text before each turn once all turns are there; nothing if it refuses them."""
+        try:
+            final = self._between(roles)
+            first = [self._first(roles[:i], role) for i, role in enumerate(roles)]
+        except (_Refused, RoleError):
+            return
+        for i, (before, after) in enumerate(zip(first, final, strict=False)):
+            if before != after:
+                text = f"message {i} ({roles[i]}) of {'/'.join(roles)}: first {before!r}, later {after!r}"
+                yield _Rewrite(text, abs(len(after) - len(before)) or len(after))
+
+    def _first(self, before: Roles, role: str) -> str:
+        return (self.close(before) if before else "") + self.open(before, role)
+
+    def _open(self, before: Roles, role: str) -> str:
+        gap = self._accepted(before, role)
+        close = self.close(before) if before else ""
+        if role == "assistant" and before:
+            gap = self._generation_prompt(before, close) or gap
+        return gap[len(_common_prefix([gap, close])) :]
+
+    def _close(self, roles: Roles) -> str:
+        following = list(self._continuations(roles))
+        try:
+            end = self._between(roles)[-1]
+        except _Refused:
+            return _common_prefix(following)
+        return end if all(gap.startswith(end) for gap in following) else _common_prefix(following)
+
+    def _continuations(self, roles: Roles) -> Iterator[str]:
+        """The text after the last content, for everything that may follow it."""
+        for role in _ROLES:
+            with suppress(_Refused):
+                yield self._between((*roles, role))[len(roles)]
+        with suppress(_Refused):
+            yield self._between(roles, generate=True)[-1]
+
+    def _generation_prompt(self, before: Roles, close: str) -> str:
+        """The text in front of an answer, as the template gives it on request; "" if it gives none that fits."""
+        try:
+            asked, plain = self._between(before, generate=True)[-1], self._between(before)[-1]
+        except _Refused:
+            return ""
+        return asked if asked != plain and asked.startswith(close) else ""
+
+    def _accepted(self, before: Roles, role: str) -> str:
+        """The gap in front of a new turn. Some templates show a turn only once another follows (system into user)."""
+        refusals = []
+        for following in ((), ("user",), ("assistant",)):
+            try:
+                return self._between((*before, role, *following))[len(before)]
+            except _Refused as refusal:
+                refusals.append(refusal)
+        raise RoleError(
+            f"the model's chat template refuses role {role!r} as message {len(before)}"
+            f" after [{', '.join(before)}]: {refusals[0]}",
+            hint=_hint(role),
+        ) from refusals[0]
+
+    def _between(self, roles: Roles, *, generate: bool = False) -> tuple[str, ...]:
+        """`_render`, but a system turn that the template moves to a later place stays where it was first shown."""
+        try:
+            return self._render(roles, generate)
+        except _Misplaced:
+            if len(roles) < 3 or roles[0] != "system":
+                raise
+            return ("", *self._render(roles[1:], generate))
+
+    def _render_once(self, roles: Roles, generate: bool) -> tuple[str, ...]:
+        """The n + 1 texts around the contents of n turns. Raises _Refused."""
+        messages = [{"role": role, "content": f"\ufdd8{i}\ufdd9"} for i, role in enumerate(roles)]
+        try:
+            text = self._template.render(messages=messages, add_generation_prompt=generate, **self._variables)
+        except _template_errors() as error:
+            raise _Refused(str(error) or type(error).__name__) from error
+        parts = _SENTINEL.split(text)
+        if parts[1::2] != [str(i) for i in range(len(roles))]:
+            raise _Misplaced("it does not show every message once and in order")
+        return tuple(parts[::2])
+
+
+def _common_prefix(texts: Sequence[str]) -> str:
+    if not texts:
+        return ""
+    low, high = min(texts), max(texts)
+    return low[: next((i for i, char in enumerate(low) if char != high[i]), len(low))]
+
+
+def _hint(role: str) -> str:
+    if role == "system":
+        return "put this text into the first user turn"
+    return "use the roles and the order the model was trained on"
+
+
+@cache
+def _template_errors() -> tuple[type[Exception], ...]:
+    """What a template raises: on purpose, or by treating a message in a way it does not allow."""
+    from jinja2 import TemplateError
+
+    return (TemplateError, TypeError, ValueError, LookupError)
+
+
+def _compile(source: str) -> Any:
+    """A template in the environment the model's authors wrote it for.
+
+    Source: transformers, utils/chat_template_utils.py (sandbox, block trimming, loop controls, tojson, raise_exception,
+    strftime_now, generation blocks).
+    """
+    try:
+        from jinja2 import TemplateSyntaxError
+    except ImportError as error:
+        raise MissingExtraError("chat templates need jinja2", hint="pip install 'sglang-dsl[engine]'") from error
+    try:
+        return _environment().from_string(source)
+    except TemplateSyntaxError as error:
+        raise ModelLoadError(
+            f"the model's chat template has a syntax error in line {error.lineno}: {error.message}",
+            hint="report it to the model's authors, or give the model another template",
+        ) from error
+
+
+@cache
+def _environment() -> Any:
+    from jinja2 import TemplateError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationBlock(Extension):
+        """`{% generation %}` marks what training learns from; it shows its content."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            """The block's own statements."""
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def raise_exception(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(value: Any, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, **{"ensure_ascii": False, "indent": indent, **options})

@@ -1,0 +1,88 @@
+"""A model's tokenizer and chat template, from whatever its files are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...errors import MissingExtraError
+from .bpe_tokenizer import BpeTokenizer
+from .folder_tokenizer import read_json, token_text, tokenizer_from_folder
+from .gguf_header import read_header
+from .gguf_tokenizer import tokenizer_from_gguf
+from .jinja_template import JinjaTemplate, TemplateReport
+from .plain_templates import LabelTemplate
+from .protocol import ChatTemplate, Tokenizer, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedText:
+    """Implements `TextModel`. `report`: whether the template keeps what it rendered."""
+
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    report: TemplateReport = field(default_factory=TemplateReport)
+
+
+def load_text(path: Path, fingerprint: str) -> LoadedText:
+    """Tokenizer and template of a `.gguf` file or a Hugging Face folder.
+
+    The stop ids are all the model has: of its tokenizer, its generation config, and the token with which its template
+    ends an answer. A model without a template gets `LabelTemplate`.
+
+    Raises:
+        ModelLoadError: files that are missing, damaged or of an unknown kind.
+        MissingExtraError: the engine extra is not installed.
+    """
+    try:
+        import tokenizers  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError(
+            "a model's text needs the `tokenizers` library", hint="pip install 'sglang-dsl[engine]'"
+        ) from error
+    return _from_folder(path, fingerprint) if path.is_dir() else _from_gguf(path, fingerprint)
+
+
+def _from_gguf(path: Path, fingerprint: str) -> LoadedText:
+    metadata = read_header(path).metadata
+    tokens = metadata.get("tokenizer.ggml.tokens") or []
+    ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _GGUF_NAMES.items()}
+    variables = {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
+    return _join(tokenizer_from_gguf(metadata, fingerprint), metadata.get("tokenizer.chat_template"), variables)
+
+
+_GGUF_NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
+def _from_folder(folder: Path, fingerprint: str) -> LoadedText:
+    settings = read_json(folder / "tokenizer_config.json")
+    variables = {name: text for name in _GGUF_NAMES if (text := token_text(settings.get(name)))}
+    return _join(tokenizer_from_folder(folder, fingerprint), _folder_template(folder, settings), variables)
+
+
+def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """A file of its own goes before an entry in the config; of several named templates the default is taken."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    entry = settings.get("chat_template")
+    if isinstance(entry, list):
+        return next((named["template"] for named in entry if named.get("name") == "default"), None)
+    return entry
+
+
+def _join(tokenizer: BpeTokenizer, source: str | None, variables: Mapping[str, Any]) -> LoadedText:
+    if source is None:
+        return LoadedText(tokenizer, LabelTemplate())
+    template = JinjaTemplate(source, variables)
+    tokenizer.stop_ids |= _end_of_answer(tokenizer, template)
+    return LoadedText(tokenizer, template, template.report())
+
+
+def _end_of_answer(tokenizer: BpeTokenizer, template: JinjaTemplate) -> frozenset[int]:
+    """The control token right behind an answer, if the template writes one."""
+    closing = template.close_turn([Turn("user", ""), Turn("assistant", "", closed=False)])
+    parts = tokenizer.split_control(closing.lstrip())
+    return frozenset(part for part in parts[:1] if isinstance(part, int))
