@@ -1,1 +1,74 @@
-"""Pictures of graphs: terminal, Mermaid, DOT, SVG, HTML."""
+"""Pictures of a graph: text for a terminal, Mermaid and Graphviz, an SVG, one HTML page, a timeline.
+
+No format needs a network, a browser or a Graphviz binary to be made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from ...errors import SpecError
+
+if TYPE_CHECKING:
+    from ..execution import Meter, Outcome
+    from ..graph import Graph
+
+Format = Literal["terminal", "mermaid", "dot", "svg", "html", "trace"]
+FOLD = 12  # a fork with more branches than this is drawn as its first ones and a count
+
+
+def draw(
+    graph: Graph,
+    format: Format = "terminal",  # noqa: A002  (the word users know)
+    *,
+    outcomes: Mapping[str, Outcome] | None = None,
+    meter: Meter | None = None,
+    fold: int | None = FOLD,
+    path: str | Path | None = None,
+) -> str:
+    """The picture as text; also written to `path` if one is given (UTF-8).
+
+    outcomes: what a run of this graph gave, by node id: ways taken are marked, token counts and values shown; the
+    timeline needs it. meter: exact prompt text and token counts of a model, for the HTML page. fold: forks with more
+    branches are folded (the HTML page folds and unfolds by itself); None folds nothing.
+
+    Raises:
+        SpecError: `format` is unknown, or `trace` was asked for without outcomes.
+        OSError: `path` cannot be written.
+    """
+    picture = _draw(graph, format, outcomes or {}, meter, fold)
+    if path is not None:
+        Path(path).write_text(picture, encoding="utf-8")
+    return picture
+
+
+def _draw(graph: Graph, form: Format, outcomes: Mapping[str, Outcome], meter: Meter | None, fold: int | None) -> str:
+    """Each format is loaded when it is first drawn."""
+    match form:
+        case "terminal":
+            from .terminal import draw_terminal
+
+            return draw_terminal(graph, outcomes, fold)
+        case "mermaid":
+            from .mermaid import draw_mermaid
+
+            return draw_mermaid(graph, outcomes, fold)
+        case "dot":
+            from .dot import draw_dot
+
+            return draw_dot(graph, outcomes, fold)
+        case "svg":
+            from .svg import draw_svg
+
+            return draw_svg(graph, outcomes, fold)
+        case "html":
+            from .html import draw_html
+
+            return draw_html(graph, outcomes, meter)
+        case "trace":
+            from .timeline import draw_timeline
+
+            return draw_timeline(graph, outcomes)
+    raise SpecError(f"format {form!r} is unknown", hint=f"one of {', '.join(get_args(Format))}")

@@ -1,0 +1,223 @@
+"""One self-contained HTML page: zoom, search, folding, and the exact prompt of every node.
+
+The page is `page/` (markup, style, scripts) with the graph put in as JSON. Prompt text can never execute: the JSON holds
+no `<`, scripts put text in as text only, and a content policy allows exactly our own script and style by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from typing import Any
+
+from ..execution import Meter, Outcome
+from ..graph import Graph
+from ..nodes import Gen, Join, ModelCall, Node, Plain, Raw, Reference, Select, Text, data_of
+from .labels import Names, names_of, notes, show, show_reference, title
+from .ways import ways, ways_taken
+
+SCRIPTS = ("model.js", "layout.js", "paint.js", "panel.js", "main.js")
+SHOWN_VALUE_CHARACTERS = 20_000
+
+
+def draw_html(graph: Graph, outcomes: Mapping[str, Outcome], meter: Meter | None) -> str:
+    """The page. With a meter the prompt preview is the model's own rendering, with token counts."""
+    style = _part("page.css")
+    script = "".join(_part(name) for name in SCRIPTS)
+    slots = {
+        "POLICY": _policy(style, script),
+        "TITLE": html.escape(graph.name or "program"),
+        "STYLE": style,
+        "DATA": script_safe_json(_page_data(graph, outcomes, meter)),
+        "SCRIPT": script,
+    }
+    return re.sub(r"@@([A-Z]+)@@", lambda slot: slots[slot[1]], _part("page.html"))  # one pass: text is never a slot
+
+
+def script_safe_json(data: Any) -> str:
+    """JSON that can stand inside a script element: no character of it can end the element or open a comment."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=str)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _part(name: str) -> str:
+    return (files(__package__) / "page" / name).read_text(encoding="utf-8")
+
+
+def _policy(style: str, script: str) -> str:
+    """A content security policy under which nothing but this very style and script can act, and nothing can be fetched."""
+
+    def source(text: str) -> str:
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+    return (
+        f"default-src 'none'; script-src {source(script)}; style-src {source(style)}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _page_data(graph: Graph, outcomes: Mapping[str, Outcome], meter: Meter | None) -> dict[str, Any]:
+    page = _PageData(outcomes, names_of(graph), _segments(graph, outcomes, meter))
+    page.add(graph, sub=-1)
+    page.count_users()
+    return {
+        "name": graph.name or "program",
+        "model": meter.model if meter is not None else None,
+        "ran": bool(outcomes),
+        "nodes": page.nodes,
+        "subs": page.subs,
+    }
+
+
+class _PageData:
+    """Nodes and sub-graphs by index. Owner: one `_page_data`."""
+
+    def __init__(self, outcomes: Mapping[str, Outcome], names: Names, segments: Mapping[str, list[list[Any]]]) -> None:
+        self.names = names
+        self.outcomes = outcomes
+        self.segments = segments
+        self.nodes: list[dict[str, Any]] = []
+        self.subs: list[dict[str, Any]] = []
+        self.index: dict[str, int] = {}
+
+    def add(self, graph: Graph, sub: int) -> None:
+        """Add the nodes of a graph, which is sub-graph number `sub` (-1: the program itself)."""
+        for node in graph:
+            index = len(self.nodes)
+            self.index[node.id] = index
+            self.nodes.append(self._entry(node, sub))
+            taken = ways_taken(node, self.outcomes)
+            for number, (label, inner) in enumerate(ways(node)):
+                self.subs.append({"holder": index, "parent": sub, "label": label, "taken": taken[number]})
+                self.add(inner, len(self.subs) - 1)
+
+    def _entry(self, node: Node, sub: int) -> dict[str, Any]:
+        entry: dict[str, Any] = {
+            "id": node.id,
+            "kind": node.kind,
+            "title": title(node, self.names),
+            "context": self.index.get(node.context or "", -1),
+            "sub": sub,
+            "segments": self.segments.get(node.id) or list(_own_segments(node, self.names)),
+            "refs": self._indices(data_of(node)),
+            **_facts(node, self.names),
+        }
+        if node.branch is not None:
+            entry["branch"] = node.branch
+        if node.control:
+            entry["control"] = self._indices(node.control)
+        if isinstance(node, Join):
+            entry["fork"] = self.index.get(node.fork, -1)
+            entry["tips"] = self._indices(node.tips)
+        if (outcome := self.outcomes.get(node.id)) is not None:
+            entry["outcome"] = _outcome_entry(outcome)
+        return entry
+
+    def _indices(self, node_ids: Sequence[str]) -> list[int]:
+        return [self.index[i] for i in dict.fromkeys(node_ids) if i in self.index]
+
+    def count_users(self) -> None:
+        """How many calls have each node's text in their prompt (`users`), and on how many ways that part (`ways`)."""
+        for entry in self.nodes:
+            entry["users"] = entry["ways"] = 0
+        for entry in reversed(self.nodes):
+            calls = entry["users"] + (entry["kind"] in ("gen", "select"))
+            if entry["context"] >= 0:
+                above = self.nodes[entry["context"]]
+                above["ways"] += max(entry["ways"], int(calls > 0))
+            elif entry["sub"] >= 0:
+                above = self.nodes[self.subs[entry["sub"]]["holder"]]
+            else:
+                continue
+            above["users"] += calls
+
+
+def _facts(node: Node, names: Names) -> dict[str, Any]:
+    facts: dict[str, Any] = {"notes": list(notes(node))}
+    for name in ("name", "role", "size", "scope", "model"):
+        if value := getattr(node, name, None):
+            facts[name] = value
+    if node.origin is not None:
+        facts["origin"] = f"{node.origin.file}:{node.origin.line}"
+        facts["statement"] = node.origin.statement
+    if options := _options(node, names):
+        facts["options"] = options
+    return facts
+
+
+def _options(node: Node, names: Names) -> list[list[str]]:
+    """Name and value of what was asked for, where it is not the default."""
+    match node:
+        case Gen(sampling=sampling, constraint=constraint):
+            default = Gen(id="", sampling=type(sampling)())
+            pairs = [(f, getattr(sampling, f), getattr(default.sampling, f)) for f in type(sampling).__slots__]
+            options = [[name, str(value)] for name, value, usual in pairs if value != usual]
+            return options + ([[constraint.kind, constraint.text]] if constraint is not None else [])
+        case Select(choices=choices, method=method):
+            shown = [[f"choice {i}", c if isinstance(c, str) else show(c, names)] for i, c in enumerate(choices[:200])]
+            return [["method", method], *shown]
+        case Join(values=values, mode=mode):
+            return [
+                ["mode", mode],
+                ["values", ", ".join(show(v, names) for v in values[:50]) + (", …" if len(values) > 50 else "")],
+            ]
+    return []
+
+
+def _own_segments(node: Node, names: Names) -> Iterator[list[Any]]:
+    """[kind, text] or [kind, text, id of the node whose value it is] of what a node adds to the prompt, unrendered."""
+    match node:
+        case Text(pieces=pieces):
+            for piece in pieces:
+                match piece:
+                    case Plain(text):
+                        yield ["plain", text]
+                    case Raw(text):
+                        yield ["raw", text]
+                    case Reference(node_id=node_id):
+                        yield ["value", "{" + show_reference(piece, names) + "}", node_id]
+        case Gen(name=name) | Select(name=name):
+            yield ["generated", f"⟨{name or node.kind}⟩", node.id]
+
+
+def _segments(graph: Graph, outcomes: Mapping[str, Outcome], meter: Meter | None) -> dict[str, list[list[Any]]]:
+    """Rendered segments by node, from the context path of every leaf; each node is rendered once per path it ends."""
+    if meter is None:
+        return {}
+    known = {node_id: o.text for node_id, o in outcomes.items()}
+    parents = {node.context for node in graph}
+    found: dict[str, list[list[Any]]] = {}
+    for leaf in (node for node in graph if node.id not in parents):
+        fresh: dict[str, list[list[Any]]] = {}
+        for segment in meter.render(graph.path(leaf.id), known):
+            if segment.node_id not in found:
+                kind = "control" if segment.control else _segment_kind(graph, segment.node_id)
+                tokens = len(segment.token_ids) or segment.max_tokens
+                fresh.setdefault(segment.node_id, []).append([kind, segment.text, segment.node_id, tokens])
+        found.update(fresh)
+    return found
+
+
+def _segment_kind(graph: Graph, node_id: str) -> str:
+    return "generated" if node_id in graph and isinstance(graph[node_id], ModelCall) else "plain"
+
+
+def _outcome_entry(outcome: Outcome) -> dict[str, Any]:
+    entry: dict[str, Any] = {"text": outcome.text[:SHOWN_VALUE_CHARACTERS]}
+    if not isinstance(outcome.value, str) or outcome.value != outcome.text:
+        entry["value"] = json.dumps(outcome.value, ensure_ascii=False, default=str)[:SHOWN_VALUE_CHARACTERS]
+    if outcome.winners is not None:
+        entry["winners"] = list(outcome.winners)
+    if (meta := outcome.meta) is not None:
+        entry["tokens"] = [meta.prompt_tokens, meta.cached_tokens, meta.computed_tokens, meta.generated_tokens]
+        entry["finish"] = meta.finish_reason
+        entry["seconds"] = round(meta.finished_s - meta.started_s, 4)
+        entry["choices"] = [[c.text, round(c.score, 4)] for c in meta.choices]
+    return entry

@@ -1,0 +1,167 @@
+"""What a node is called in a picture: plain words, unescaped. Each format escapes them in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeAlias
+
+from ..execution import Outcome
+from ..graph import Graph
+from ..nodes import (
+    Arm,
+    Break,
+    Concat,
+    Constant,
+    DictOf,
+    Expression,
+    Fork,
+    Gen,
+    Input,
+    Join,
+    ListOf,
+    Loop,
+    Map,
+    Node,
+    Piece,
+    Plain,
+    Raw,
+    Reference,
+    Return,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Switch,
+    Text,
+    Tool,
+)
+from ..operations import describe
+from ..verify import subgraphs
+
+LABEL_CHARACTERS = 60
+
+
+def shorten(text: str, limit: int = LABEL_CHARACTERS) -> str:
+    """`text` on one line; where it is longer than `limit` its middle is cut out (prompts often differ at the end)."""
+    line = " ".join((text if len(text) < 20 * limit else f"{text[: 4 * limit]} {text[-4 * limit :]}").split())
+    if len(line) <= limit:
+        return line
+    keep = limit * 2 // 3
+    return f"{line[:keep].rstrip()} … {line[keep + 3 - limit :].lstrip()}"
+
+
+Names: TypeAlias = Mapping[str, str]  # node id -> what its value is called
+
+
+def names_of(graph: Graph) -> dict[str, str]:
+    """What each value of a graph and its sub-graphs is called: its name where it has one."""
+    names: dict[str, str] = {}
+    for node in graph:
+        names[node.id] = getattr(node, "name", None) or node.id
+        for inner in subgraphs(node):
+            names |= names_of(inner)
+    return names
+
+
+def title(node: Node, names: Names) -> str:
+    """One line that says what the node is."""
+    match node:
+        case Input():
+            return f"input {node.name}: {node.type_name}"
+        case Text():
+            return shorten(text_of(node, names)) or "empty text"
+        case RoleBegin() | RoleEnd():
+            return f"{'begin' if isinstance(node, RoleBegin) else 'end'} {node.role}"
+        case Fork():
+            return f"fork × {node.size}"
+        case Switch():
+            return f"switch on {show_reference(node.on, names)}"
+        case Tool():
+            return f"tool {node.tool}"
+        case Break():
+            return f"break: {shorten(node.reason)}"
+        case Return():
+            return f"return {shorten(show(node.value, names))}"
+        case Join():
+            return _named("join", node.name) + f" ({node.mode}{f' {node.k}' if node.k else ''})"
+        case Gen() | Select() | Loop() | Map():
+            return _named(node.kind, node.name)
+    return node.kind
+
+
+def _named(kind: str, name: str | None) -> str:
+    return f"{kind} {name}" if name is not None else kind
+
+
+def notes(node: Node) -> Iterator[str]:
+    """Short facts about a node, for badges and second lines."""
+    match node:
+        case Gen():
+            yield f"max {node.sampling.max_tokens}"
+            yield "greedy" if node.sampling.greedy else f"T {node.sampling.temperature:g}"
+            if node.constraint is not None:
+                yield node.constraint.kind.replace("_", " ")
+            if node.retries:
+                yield f"{node.retries} retries"
+        case Select():
+            yield f"{len(node.choices)} choices"
+            yield node.method
+        case Loop():
+            yield f"at most {node.limit}"
+        case Switch(assumed=True):
+            yield "assumed"
+        case Tool(pure=True):
+            yield "pure"
+    if isinstance(node, Gen | Select) and node.model is not None:
+        yield f"model {node.model}"
+
+
+def counts(outcome: Outcome | None) -> str:
+    """Prompt, cached and generated tokens of a finished call; empty for what is not one."""
+    if outcome is None or outcome.meta is None:
+        return ""
+    meta = outcome.meta
+    return f"{meta.prompt_tokens} prompt, {meta.cached_tokens} cached, {meta.generated_tokens} generated"
+
+
+def text_of(node: Text, names: Names) -> str:
+    """The text of a node, values shown as their references."""
+    return "".join(show_piece(piece, names) for piece in node.pieces)
+
+
+def show_piece(piece: Piece | str, names: Names) -> str:
+    """A piece as text; a reference in braces, as in an f-string."""
+    match piece:
+        case Plain(text) | Raw(text):
+            return text
+        case Reference():
+            return "{" + show_reference(piece, names) + "}"
+    return piece
+
+
+def show_reference(reference: Reference, names: Names) -> str:
+    """A reference as one would write it: `topic.strip()[2]`."""
+    return names.get(reference.node_id, reference.node_id) + "".join(describe(o) for o in reference.operations)
+
+
+def show(expression: Expression | None, names: Names) -> str:
+    """An expression as one would write it in Python."""
+    match expression:
+        case None:
+            return "—"
+        case Constant(value):
+            return repr(value)
+        case Reference():
+            return show_reference(expression, names)
+        case ListOf(items):
+            return f"[{', '.join(show(i, names) for i in items)}]"
+        case DictOf(items):
+            return "{" + ", ".join(f"{k!r}: {show(v, names)}" for k, v in items) + "}"
+        case Concat(parts):
+            return " + ".join(show(p, names) for p in parts)
+
+
+def arm_label(arm: Arm, arms: tuple[Arm, ...]) -> str:
+    """What has to hold for an arm: its values; `any` where nothing is known, `otherwise` for the rest."""
+    if arm.values is not None:
+        return " | ".join(shorten(str(v), 24) for v in arm.values)
+    return "any" if len(arms) == 1 else "otherwise"

@@ -1,0 +1,111 @@
+"""Mermaid flowcharts: identifiers are generated, all text stands in quoted labels with entity codes.
+
+Source: mermaid.js.org, syntax of flowcharts ("Special characters that break syntax", "Entity codes to escape characters").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ..execution import Outcome
+from ..graph import Graph
+from .picture import Box, Frame, Link, Picture, picture_of
+
+SAFE_PUNCTUATION = " .,:-_/!?'=+*@~^"
+SHAPES: Mapping[str, tuple[str, str]] = {
+    "input": ("[/", "/]"),
+    "gen": ("([", "])"),
+    "select": ("{{", "}}"),
+    "fork": ("[[", "]]"),
+    "join": ("[[", "]]"),
+    "switch": ("{", "}"),
+    "loop": ("{", "}"),
+    "map": ("{", "}"),
+    "tool": ("[(", ")]"),
+    "break": (">", "]"),
+}
+ARROWS: Mapping[str, str] = {"context": "-->", "data": "-.->", "control": "-.->", "way": "-.->"}
+STYLES: Mapping[str, str] = {
+    "gen": "fill:#e6f4ea,stroke:#1a7f37,color:#0b3d1a",
+    "select": "fill:#e6f4ea,stroke:#1a7f37,color:#0b3d1a",
+    "fork": "fill:#e8eefc,stroke:#3b5bdb,color:#172554",
+    "join": "fill:#e8eefc,stroke:#3b5bdb,color:#172554",
+    "switch": "fill:#fff4e0,stroke:#b7791f,color:#4a2f05",
+    "loop": "fill:#fff4e0,stroke:#b7791f,color:#4a2f05",
+    "map": "fill:#fff4e0,stroke:#b7791f,color:#4a2f05",
+    "tool": "fill:#f3e8ff,stroke:#7e22ce,color:#3b0764",
+    "break": "fill:#fde8e8,stroke:#c81e1e,color:#5f1212",
+    "folded": "fill:#f4f4f5,stroke:#a1a1aa,color:#3f3f46,stroke-dasharray:4 3",
+}
+
+
+def draw_mermaid(graph: Graph, outcomes: Mapping[str, Outcome], fold: int | None) -> str:
+    """The graph as a Mermaid flowchart, top down. Possible ways are dotted; taken ones are thick."""
+    return "\n".join(_lines(picture_of(graph, outcomes, fold))) + "\n"
+
+
+def escape(text: str) -> str:
+    """Text for a quoted label: everything Mermaid or HTML could read as syntax becomes an entity code."""
+    shown = "".join(c if c.isalnum() or c in SAFE_PUNCTUATION else _entity(c) for c in " ".join(text.split()))
+    return shown or " "
+
+
+def _entity(character: str) -> str:
+    return f"#{ord(character)};" if character.isprintable() else " "
+
+
+def _lines(picture: Picture) -> Iterator[str]:
+    yield "flowchart TD"
+    boxes, frames = _by_frame(picture)
+    yield from _frame_lines(boxes, frames, "", "  ")
+    yield from (f"  {_link_line(link)}" for link in picture.links)
+    used = sorted({box.kind for box in picture.boxes} & STYLES.keys())
+    yield from (f"  classDef {kind}Node {STYLES[kind]}" for kind in used)
+    if any(box.taken is False for box in picture.boxes):
+        yield "  classDef untaken opacity:0.45"
+    yield from _class_lines(picture)
+
+
+def _by_frame(picture: Picture) -> tuple[dict[str, list[Box]], dict[str, list[Frame]]]:
+    boxes: dict[str, list[Box]] = {}
+    frames: dict[str, list[Frame]] = {}
+    for box in picture.boxes:
+        boxes.setdefault(box.frame, []).append(box)
+    for inner in picture.frames:
+        frames.setdefault(inner.parent, []).append(inner)
+    return boxes, frames
+
+
+def _frame_lines(boxes: dict[str, list[Box]], frames: dict[str, list[Frame]], key: str, indent: str) -> Iterator[str]:
+    """The boxes of a frame, then the frames inside it."""
+    for box in boxes.get(key, ()):
+        yield indent + _box_line(box)
+    for inner in frames.get(key, ()):
+        yield f'{indent}subgraph {inner.key}["{escape(inner.label)}"]'
+        yield from _frame_lines(boxes, frames, inner.key, indent + "  ")
+        yield f"{indent}end"
+
+
+def _box_line(box: Box) -> str:
+    opening, closing = SHAPES.get(box.kind, ("[", "]"))
+    rows = [escape(box.title), *([escape(" · ".join(box.notes))] if box.notes else [])]
+    if box.counts:
+        rows.append(escape(box.counts))
+    return f'{box.key}{opening}"{"<br/>".join(rows)}"{closing}'
+
+
+def _link_line(link: Link) -> str:
+    arrow = "==>" if link.taken else ARROWS[link.kind]
+    label = f'|"{escape(link.label)}"|' if link.label else ""
+    return f"{link.source} {arrow}{label} {link.target}"
+
+
+def _class_lines(picture: Picture) -> Iterator[str]:
+    members: dict[str, list[str]] = {}
+    for box in picture.boxes:
+        if box.kind in STYLES:
+            members.setdefault(f"{box.kind}Node", []).append(box.key)
+        if box.taken is False:
+            members.setdefault("untaken", []).append(box.key)
+    for name, keys in members.items():
+        yield f"  class {','.join(keys)} {name}"

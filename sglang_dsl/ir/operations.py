@@ -1,0 +1,134 @@
+"""The recorded operations on a value that does not exist yet, and the only code that evaluates them.
+
+The table is closed: a stored graph can name nothing else, so running somebody's graph never calls arbitrary Python.
+Text in, text out; `item`, `slice` and `attr` read into JSON data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..errors import GraphError
+from .nodes import Json, Operation
+
+TEXT_METHODS: Mapping[str, Callable[..., str]] = {
+    method.__name__: method
+    for method in (
+        str.capitalize,
+        str.casefold,
+        str.center,
+        str.expandtabs,
+        str.ljust,
+        str.lower,
+        str.lstrip,
+        str.removeprefix,
+        str.removesuffix,
+        str.replace,
+        str.rjust,
+        str.rstrip,
+        str.strip,
+        str.swapcase,
+        str.title,
+        str.upper,
+        str.zfill,
+    )
+}
+MAX_WIDTH = 1_000_000  # characters `center(n)`, `zfill(n)`, `{:>n}` and the like may grow a text to
+
+
+def apply(value: Any, operation: Operation) -> Any:
+    """`operation` on `value`.
+
+    Raises:
+        GraphError: the operation is not in the table, or this value has no such item or does not take it.
+    """
+    function = _OPERATIONS.get(operation.name)
+    if function is None:
+        raise GraphError(
+            f"operation {operation.name!r} is not one a graph can hold", hint=f"one of {', '.join(OPERATION_NAMES)}"
+        )
+    try:
+        return function(value, *operation.args)
+    except (TypeError, ValueError, LookupError, OverflowError) as error:
+        raise GraphError(f"{describe(operation)} does not work on {_short(value)}: {error}") from error
+
+
+def apply_all(value: Any, operations: Sequence[Operation]) -> Any:
+    """`operations` on `value`, in order. Raises like `apply`."""
+    for operation in operations:
+        value = apply(value, operation)
+    return value
+
+
+def describe(operation: Operation) -> str:
+    """The operation as one would write it in Python: `.strip()`, `[2]`, `[1:3]`, `.name`."""
+    args = operation.args
+    match operation.name:
+        case "item" if len(args) == 1:
+            return f"[{args[0]!r}]"
+        case "slice" if len(args) == 3:
+            start, stop, step = ("" if a is None else repr(a) for a in args)
+            return f"[{start}:{stop}{':' + step if step else ''}]"
+        case "attr" if len(args) == 1:
+            return f".{args[0]}"
+        case "repr":
+            return "!r"
+        case "format" if len(args) == 1:
+            return f":{args[0]}"
+    return f".{operation.name}({', '.join(map(repr, args))})"
+
+
+def _short(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+def _on_text(method: Callable[..., str]) -> Callable[..., str]:
+    def call(value: Any, *args: Any) -> str:
+        if not isinstance(value, str):
+            raise TypeError(f"it is a {type(value).__name__}, not text")
+        if any(isinstance(a, int) and a > MAX_WIDTH for a in args[:1]):
+            raise ValueError(f"width {args[0]} is more than {MAX_WIDTH}")
+        return method(value, *args)
+
+    return call
+
+
+def _item(value: Any, key: Json) -> Any:
+    if isinstance(value, dict) and isinstance(key, str):
+        return value[key]
+    if isinstance(value, (list, tuple, str)) and isinstance(key, int) and not isinstance(key, bool):
+        return value[key]
+    raise TypeError(f"a {type(value).__name__} has no item {key!r}")
+
+
+def _slice(value: Any, start: int | None, stop: int | None, step: int | None) -> Any:
+    if not isinstance(value, (list, tuple, str)):
+        raise TypeError(f"a {type(value).__name__} cannot be sliced")
+    return value[start:stop:step]
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """Objects are stored as JSON objects, so an attribute is a key. Python attributes are never read."""
+    if not isinstance(value, dict):
+        raise TypeError(f"a {type(value).__name__} has no fields")
+    return value[name]
+
+
+def _format(value: Any, spec: str) -> str:
+    digits = "".join(c if c.isdigit() else " " for c in spec).split()
+    if any(len(d) > 6 for d in digits):
+        raise ValueError(f"width in {spec!r} is more than {MAX_WIDTH}")
+    return format(value, spec)
+
+
+_OPERATIONS: Mapping[str, Callable[..., Any]] = {
+    **{name: _on_text(method) for name, method in TEXT_METHODS.items()},
+    "format": _format,
+    "repr": repr,
+    "item": _item,
+    "slice": _slice,
+    "attr": _attribute,
+}
+OPERATION_NAMES: tuple[str, ...] = tuple(sorted(_OPERATIONS))
