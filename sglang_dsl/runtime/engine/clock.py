@@ -27,12 +27,14 @@ class WallClock:
     """`time.monotonic`."""
 
     def now(self) -> float:
+        """Seconds."""
         return time.monotonic()
 
     def advance(self, seconds: float) -> None:
         """Real time passes by itself."""
 
     def rest(self, until_s: float | None, *, jump: bool) -> float | None:
+        """The time left."""
         return None if until_s is None else max(until_s - self.now(), 0.0)
 
 
@@ -43,14 +45,17 @@ class VirtualClock:
         self._now_s = start_s
 
     def now(self) -> float:
+        """Seconds."""
         return self._now_s
 
     def advance(self, seconds: float) -> None:
+        """Move on. Raises ValueError for a step back."""
         if seconds < 0:
             raise ValueError(f"time cannot go back by {-seconds} s")
         self._now_s += seconds
 
     def rest(self, until_s: float | None, *, jump: bool) -> float | None:
+        """Go there at once, with `jump`."""
         if until_s is None or not jump:
             return None
         self._now_s = max(self._now_s, until_s)

@@ -1,0 +1,60 @@
+"""What can be said about a request before it is queued, given the model's facts. A request that passes is well-formed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...errors import SamplingError, SpecError
+from ..schedule.request import GenerateRequest, Request
+from .worker import WorkerInfo
+
+
+def check_request(request: Request, info: WorkerInfo) -> None:
+    """Refuse what cannot be computed with this vocabulary.
+
+    Raises:
+        SpecError: an empty prompt or continuation list, or a token id that is not one.
+        SamplingError: a stop id or a logit bias outside the vocabulary.
+    """
+    if not len(request.prompt_ids):
+        raise SpecError(
+            "the prompt has no tokens", hint="put at least one token in front, for instance the model's BOS"
+        )
+    _check_ids("prompt_ids", request.prompt_ids, info.vocab_size)
+    if isinstance(request, GenerateRequest):
+        _check_sampling(request, info.vocab_size)
+        return
+    if not request.continuations:
+        raise SpecError("there is no continuation to score", hint="give at least one")
+    for continuation in request.continuations:
+        if not len(continuation):
+            raise SpecError("a continuation has no tokens", hint="leave it out, or score the model's end token")
+        _check_ids("continuations", continuation, info.vocab_size)
+
+
+def _check_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    try:
+        lowest, highest = min(token_ids), max(token_ids)
+    except TypeError as error:
+        raise SpecError(f"{name} holds something that is not a token id: {error}", hint="give whole numbers") from error
+    if not isinstance(lowest, int) or not isinstance(highest, int):
+        raise SpecError(f"{name} holds {lowest!r}, which is not a token id", hint="give whole numbers")
+    if lowest < 0 or highest >= vocab_size:
+        bad = lowest if lowest < 0 else highest
+        raise SpecError(
+            f"{name} holds {bad}; ids of this model are 0 to {vocab_size - 1}", hint="encode with its tokenizer"
+        )
+
+
+def _check_sampling(request: GenerateRequest, vocab_size: int) -> None:
+    asked = {
+        "stop_token_ids": request.sampling.stop_token_ids,
+        "logit_bias": [token_id for token_id, _ in request.sampling.logit_bias],
+    }
+    for name, token_ids in asked.items():
+        for token_id in token_ids:
+            if token_id >= vocab_size:
+                raise SamplingError(
+                    f"{name} names token {token_id}; ids of this model are 0 to {vocab_size - 1}",
+                    hint="encode with its tokenizer",
+                )

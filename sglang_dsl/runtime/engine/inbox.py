@@ -1,0 +1,63 @@
+"""Commands on their way from any thread to the engine's own."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ...errors import EngineClosedError
+
+Command: TypeAlias = Callable[[], None]
+
+
+class Inbox:
+    """An ordered queue that one thread takes from. The lock is re-entrant: a finalizer may run inside any of these."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.RLock())
+        self._commands: deque[Command] = deque()
+        self._closed = False
+
+    def post(self, command: Command) -> None:
+        """Append a command and wake the taker.
+
+        Raises:
+            EngineClosedError: `close` was called; the command was not queued.
+        """
+        with self._condition:
+            if self._closed:
+                raise EngineClosedError("the engine is closed", hint="open a new engine; `health()` says why it closed")
+            self._commands.append(command)
+            self._condition.notify()
+
+    def take(self) -> list[Command]:
+        """Everything queued so far, in order."""
+        with self._condition:
+            commands = list(self._commands)
+            self._commands.clear()
+        return commands
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Sleep until there is something to take, or the inbox is closed. False: the time ran out."""
+        with self._condition:
+            return self._condition.wait_for(lambda: bool(self._commands) or self._closed, timeout_s)
+
+    def close(self) -> bool:
+        """Refuse all later commands. False if it was closed before."""
+        with self._condition:
+            first = not self._closed
+            self._closed = True
+            self._condition.notify_all()
+        return first
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._commands)
+
+    @property
+    def closed(self) -> bool:
+        """Whether commands are refused."""
+        return self._closed

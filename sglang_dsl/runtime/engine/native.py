@@ -1,0 +1,102 @@
+"""Requests for callers without the DSL: text or ids in, requests of the engine out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias, TypedDict
+
+from ...errors import SpecError
+from ...ir.specs import ConstraintSpec, SamplingSpec
+from ..cache.namespace import Namespace
+from ..schedule.request import GenerateRequest, ScoreRequest
+from ..text.protocol import Tokenizer
+from .clock import Clock
+
+Prompt: TypeAlias = str | Sequence[int]
+
+
+class CallOptions(TypedDict, total=False):
+    """What every native call takes by keyword.
+
+    namespace: state is shared only between requests of equal namespaces. priority: higher first. timeout_s: seconds on
+    the engine's clock from now until DeadlineError.
+    """
+
+    namespace: str
+    priority: int
+    timeout_s: float | None
+
+
+class GenerateOptions(CallOptions, total=False):
+    """And what a generation takes.
+
+    prompt_logprobs: also the log-probability of each prompt token and of the best so many alternatives. no_cache:
+    neither take state from the prefix cache nor leave any.
+    """
+
+    constraint: ConstraintSpec | None
+    prompt_logprobs: int | None
+    no_cache: bool
+
+
+class Requests:
+    """Makes requests with ids of their own. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, namespace: Namespace, clock: Clock) -> None:
+        self._tokenizer = tokenizer
+        self._namespace = namespace
+        self._clock = clock
+        self._numbers = itertools.count(1)
+
+    def generate(self, prompt: Prompt, sampling: SamplingSpec, options: GenerateOptions) -> GenerateRequest:
+        """A generation. Raises SpecError: a timeout that is not positive."""
+        return GenerateRequest(
+            request_id=self._next_id(),
+            prompt_ids=self.prompt_ids(prompt),
+            sampling=sampling,
+            constraint=options.get("constraint"),
+            namespace=self._space(options),
+            priority=options.get("priority", 0),
+            deadline_s=self._deadline(options),
+            prompt_logprobs=options.get("prompt_logprobs"),
+            no_cache=options.get("no_cache", False),
+        )
+
+    def score(
+        self, prompt: Prompt, continuations: Sequence[Prompt], options: CallOptions, *, unconditional: bool
+    ) -> ScoreRequest:
+        """A scoring; each text continuation is encoded alone."""
+        return ScoreRequest(
+            request_id=self._next_id(),
+            prompt_ids=self.prompt_ids(prompt),
+            continuations=tuple(self._ids(continuation) for continuation in continuations),
+            unconditional=unconditional,
+            namespace=self._space(options),
+            priority=options.get("priority", 0),
+            deadline_s=self._deadline(options),
+        )
+
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Ids of a prompt: as given, or of a text as content, behind a BOS where the model wants one."""
+        ids = self._ids(prompt)
+        bos = self._tokenizer.bos_id
+        return (bos, *ids) if isinstance(prompt, str) and self._tokenizer.adds_bos and bos is not None else ids
+
+    def _ids(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+
+    def _next_id(self) -> str:
+        return f"native-{next(self._numbers)}"
+
+    def _space(self, options: CallOptions) -> Namespace:
+        return replace(self._namespace, user_key=options.get("namespace", ""))
+
+    def _deadline(self, options: CallOptions) -> float | None:
+        timeout_s = options.get("timeout_s")
+        if timeout_s is None:
+            return None
+        if not 0 < timeout_s < float("inf"):
+            raise SpecError(f"timeout_s={timeout_s!r} is out of range", hint="give seconds above 0, or leave it out")
+        return self._clock.now() + timeout_s
