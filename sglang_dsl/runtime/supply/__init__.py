@@ -1,1 +1,20 @@
 """Model names, downloads, checksums, the cache folder. No torch."""
+
+from .catalogue import CATALOGUE, CatalogueEntry
+from .folder import cache_folder
+from .models import ModelFiles, ModelListing, list_models, locate
+from .progress import Progress, progress_bars
+from .pull import pull
+
+__all__ = [
+    "CATALOGUE",
+    "CatalogueEntry",
+    "ModelFiles",
+    "ModelListing",
+    "Progress",
+    "cache_folder",
+    "list_models",
+    "locate",
+    "progress_bars",
+    "pull",
+]
