@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...errors import ModelLoadError
-from . import check, linears
+from . import check, linears, settings
 from .adapter import PackedModel, probe
 from .gguf_file import GgufFile
+from .options import DEFAULT_KV_BYTES, ModelOptions
 from .pools import KvPool, LayerShape
-from .settings import DEFAULT_KV_BYTES, ModelSettings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,20 +42,22 @@ class LoadedModel:
         return f"{str(self.dtype).removeprefix('torch.')}/slots-heads-size"
 
 
-def load_model(path: Path, settings: ModelSettings) -> LoadedModel:
+def load_model(path: Path, options: ModelOptions) -> LoadedModel:
     """Load a `.gguf` file or a Hugging Face folder.
 
     Raises:
         ModelLoadError: damaged, unknown or unsupported; SelfCheckError: it would compute something else than it should.
     """
-    device = choose_device(settings.device)
-    dtype = choose_dtype(settings, device)
+    settings.apply()
+    torch.set_num_threads(options.threads or settings.default_threads())
+    device = choose_device(options.device)
+    dtype = choose_dtype(options, device)
     model = _read_gguf(path, dtype) if path.suffix == ".gguf" else _read_folder(path, dtype)
     placed: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
-    return serve(placed, settings, fingerprint=fingerprint(path))
+    return serve(placed, options, fingerprint=fingerprint(path))
 
 
-def serve(model: PreTrainedModel, settings: ModelSettings, *, fingerprint: str) -> LoadedModel:
+def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str) -> LoadedModel:
     """Make a transformers model compute steps. It is changed (linears packed, attention bound) and must not be used again.
 
     Raises:
@@ -63,13 +65,13 @@ def serve(model: PreTrainedModel, settings: ModelSettings, *, fingerprint: str) 
     """
     device, dtype = model.device, model.dtype
     config = model.config.get_text_config()
-    page_size = settings.page_size or (1 if device.type == "cpu" else 16)
+    page_size = options.page_size or (1 if device.type == "cpu" else 16)
     model.eval()  # type: ignore[no-untyped-call]
     model.requires_grad_(False)
-    shapes, measured = _checked(model, settings, page_size)
-    if settings.packed_linears and linears.can_pack(dtype, device):
+    shapes, measured = _checked(model, options, page_size)
+    if options.packed_linears and linears.can_pack(dtype, device):
         linears.pack_linears(model)
-    num_pages = _pages(shapes, settings, page_size, dtype, device)
+    num_pages = _pages(shapes, options, page_size, dtype, device)
     pool = KvPool(shapes, num_pages, page_size, dtype=dtype, device=device)
     return LoadedModel(
         packed=PackedModel(model, pool),
@@ -84,10 +86,10 @@ def serve(model: PreTrainedModel, settings: ModelSettings, *, fingerprint: str) 
 
 
 def _checked(
-    model: PreTrainedModel, settings: ModelSettings, page_size: int
+    model: PreTrainedModel, options: ModelOptions, page_size: int
 ) -> tuple[dict[int, LayerShape], float | None]:
     """Layer shapes, and what the self-check measured if it is on."""
-    if not settings.self_check:
+    if not options.self_check:
         return probe(model), None
     with check.in_float32(model, free_bytes(model.device) // 2) as dtype:
         token_ids = check.check_tokens(model.config.get_text_config().vocab_size)
@@ -106,10 +108,10 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
+def choose_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
     """The weight type of a setting on a device."""
-    if settings.dtype != "auto":
-        return _DTYPES[settings.dtype]
+    if options.dtype != "auto":
+        return _DTYPES[options.dtype]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     return torch.bfloat16 if linears.computes_bfloat16() else torch.float32
@@ -163,10 +165,10 @@ def _read_folder(path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _pages(
-    shapes: dict[int, LayerShape], settings: ModelSettings, page_size: int, dtype: torch.dtype, device: torch.device
+    shapes: dict[int, LayerShape], options: ModelOptions, page_size: int, dtype: torch.dtype, device: torch.device
 ) -> int:
     per_page = page_size * sum(s.bytes_per_token(dtype) for s in shapes.values())
-    budget = settings.kv_bytes or min(DEFAULT_KV_BYTES, free_bytes(device) // 2)
+    budget = options.kv_bytes or min(DEFAULT_KV_BYTES, free_bytes(device) // 2)
     if budget < per_page:
         raise ModelLoadError(f"{budget} bytes hold no page of {per_page} bytes", hint="raise kv_bytes")
     return budget // per_page

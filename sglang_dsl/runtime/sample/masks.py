@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ...ir.specs import ConstraintSpec
 from ..constrain.protocol import Matcher
 
 
 class TokenMatcher(Matcher, Protocol):
     """A matcher that can say which tokens may come next."""
 
-    def fill_mask(self, row: Tensor) -> None:
-        """Write into row int32 [ceil(V / 32)] bit i % 32 of word i // 32 = token i is allowed. The end tokens are among them
-        only where the output may end."""
+    def fill_mask(self, bitmask: Tensor, row: int) -> None:
+        """Write into bitmask[row], int32 [ceil(V / 32)]: bit i % 32 of word i // 32 is set if token i is allowed. Stop tokens
+        are allowed exactly where the output may end.
+        """
+
+
+class CompiledConstraint(Protocol):
+    """A constraint over one vocabulary, shared by all sequences that ask for it."""
+
+    def matcher(self) -> TokenMatcher:
+        """A new matcher at the beginning."""
+
+
+class ConstraintCompiler(Protocol):
+    """Compiles constraints off the caller's thread; the same one only once."""
+
+    def compile(self, spec: ConstraintSpec) -> Future[CompiledConstraint]:
+        """The future raises ConstraintError."""
+
+    def close(self) -> None:
+        """End its threads. Idempotent."""
 
 
 def empty_masks(rows: int, vocab_size: int) -> Tensor:
@@ -23,8 +44,9 @@ def empty_masks(rows: int, vocab_size: int) -> Tensor:
     return torch.full((rows, -(-vocab_size // 32)), -1, dtype=torch.int32)
 
 
-def apply_masks(logits: Tensor, masks: Tensor) -> None:
-    """Set what the bits [n, ceil(V / 32)] forbid to -inf in logits [n, V], in place."""
+def apply_masks(logits: Tensor, masks: Tensor, rows: Sequence[int]) -> None:
+    """Set what the bits [n, ceil(V / 32)] forbid to -inf in rows [n] of logits [N, V], in place."""
     shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
     forbidden = (masks.to(logits.device).unsqueeze(-1) >> shifts) & 1 == 0
-    logits.masked_fill_(forbidden.flatten(1)[:, : logits.shape[1]], -torch.inf)
+    for row, mask in zip(rows, forbidden.flatten(1)[:, : logits.shape[1]], strict=True):
+        logits[row].masked_fill_(mask, -torch.inf)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import SamplingError
+from ...errors import DslError, SamplingError
 from .draw import draw, is_greedy
 from .masks import apply_masks, empty_masks
 from .noise import uniform
@@ -23,42 +23,41 @@ class Draw(NamedTuple):
     generated: int
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | SamplingError]:
+def sample(logits: Tensor, draws: Sequence[Draw]) -> list[int | Exception]:
     """A token per draw from logits [N, V], which are not changed. Several draws may share a row.
 
-    A row that leaves no token gets its error; the others are not touched by it.
+    A row that leaves no token, or whose matcher fails, gets its error; the others are not touched by it.
     """
-    rows = torch.tensor([d.row for d in draws], device=logits.device)
-    values = logits.index_select(0, rows).float()
+    values = logits.index_select(0, torch.tensor([d.row for d in draws], device=logits.device)).float()
     for i, d in enumerate(draws):
         if d.sequence.changes_logits:
             d.sequence.adjust(values[i])
-    _mask(values, draws)
+    failed = _mask(values, draws)
     for i, d in enumerate(draws):
         if d.sequence.changes_logits:
             d.sequence.ban(values[i], d.generated)
-    return _choose(values, draws)
+    chosen = _choose(values, draws)
+    return [failed.get(i, token) for i, token in enumerate(chosen)]
 
 
-def _mask(values: Tensor, draws: Sequence[Draw]) -> None:
+def _mask(values: Tensor, draws: Sequence[Draw]) -> dict[int, Exception]:
+    """Apply the constraints' masks; the matchers that failed, by place."""
     constrained = [(i, d.sequence.matcher) for i, d in enumerate(draws) if d.sequence.matcher is not None]
-    if not constrained:
-        return
+    failed: dict[int, Exception] = {}
     masks = empty_masks(len(constrained), values.shape[1])
-    for mask, (_, matcher) in zip(masks, constrained, strict=True):
-        matcher.fill_mask(mask)
-    if len(constrained) == len(draws):
-        apply_masks(values, masks)
-        return
-    rows = torch.tensor([i for i, _ in constrained], device=values.device)
-    part = values.index_select(0, rows)
-    apply_masks(part, masks)
-    values.index_copy_(0, rows, part)
+    for row, (i, matcher) in enumerate(constrained):
+        try:
+            matcher.fill_mask(masks, row)
+        except (DslError, RuntimeError, ValueError) as error:
+            failed[i] = error
+    if constrained:
+        apply_masks(values, masks, [i for i, _ in constrained])
+    return failed
 
 
-def _choose(values: Tensor, draws: Sequence[Draw]) -> list[int | SamplingError]:
+def _choose(values: Tensor, draws: Sequence[Draw]) -> list[int | Exception]:
     peaks, best = (t.tolist() for t in values.max(dim=-1))
-    chosen: list[int | SamplingError] = []
+    chosen: list[int | Exception] = []
     for i, d in enumerate(draws):
         spec = d.sequence.spec
         if peaks[i] != peaks[i]:

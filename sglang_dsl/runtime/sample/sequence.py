@@ -18,8 +18,10 @@ BAN = -100.0  # a bias this low bans the token
 class SampledSequence:
     """One open sequence: its options, seed, token history and matcher. Owned by the worker that opened it.
 
-    The history of a sequence that comes back after retraction, or of a child of a fork, is exactly its ids: the prompt (with
-    all that was generated above the fork) and what it generated itself.
+    One that comes back after retraction gets what it had generated through `accept` again.
+
+    History counts ids, wherever they came from: the prompt (what was generated above a fork is part of it) and what the
+    sequence generated itself.
 
     Raises:
         SamplingError: an option names a token outside the vocabulary.
@@ -30,7 +32,6 @@ class SampledSequence:
         spec: SamplingSpec,
         seed: int,
         prompt_ids: Sequence[int],
-        generated: Sequence[int],
         *,
         vocab_size: int,
         end_ids: frozenset[int],
@@ -46,12 +47,13 @@ class SampledSequence:
         self.seed = seed
         self.matcher = matcher
         self._prompt = torch.tensor(sorted(set(prompt_ids)) if spec.repetition_penalty != 1 else [], dtype=torch.long)
-        self._output = Counter(generated)
+        self._output = Counter[int]()
         self._banned = torch.tensor([i for i, bias in spec.logit_bias if bias <= BAN], dtype=torch.long)
         self._biased = torch.tensor([i for i, bias in spec.logit_bias if bias > BAN], dtype=torch.long)
         self._bias = torch.tensor([bias for _, bias in spec.logit_bias if bias > BAN])
-        ends = end_ids if not spec.ignore_eos else frozenset[int]()
-        self._ends = torch.tensor(sorted(ends | set(spec.stop_token_ids)), dtype=torch.long)
+        self._end_ids = end_ids | set(spec.stop_token_ids)
+        banned_early = self._end_ids if not spec.ignore_eos else set(spec.stop_token_ids)
+        self._ends = torch.tensor(sorted(banned_early), dtype=torch.long)
 
     @property
     def changes_logits(self) -> bool:
@@ -94,10 +96,16 @@ class SampledSequence:
             row[banned] = kept
 
     def accept(self, token_id: int) -> bool:
-        """Take a sampled token into the history. True if the constraint is complete and nothing may follow."""
+        """Take a sampled token into the history. True if the constraint is complete and nothing may follow.
+
+        Raises:
+            SamplingError: the matcher refuses a token its mask allowed (a fault of this project).
+        """
         self._output[token_id] += 1
         if self.matcher is None:
             return False
-        if not self.matcher.accept(token_id):
-            raise SamplingError(f"the constraint's mask allowed token {token_id}, its matcher did not")
-        return self.matcher.must_end
+        if self.matcher.accept(token_id):
+            return self.matcher.must_end
+        if self.matcher.may_end and token_id in self._end_ids:
+            return True
+        raise SamplingError(f"the constraint's mask allowed token {token_id}, its matcher does not")
