@@ -70,12 +70,11 @@ def test_lifetime_closed_engine_refuses_and_forgives(lab):
     assert lab.worker.closed == 1
 
 
-def test_lifetime_close_from_a_receiver_does_not_wait_for_itself(lab):
+def test_lifetime_close_on_the_loops_own_thread_does_not_wait_for_itself(lab):
     engine = lab.engine(stepped=False)
-    request = lab.request("r")
-    [recorder] = lab.submit(request)
-    recorder.started = engine.close
-    assert recorder.ended.wait(20)
+    lab.worker.during_step = lambda number: engine.close()
+    [recorder] = lab.submit(lab.request("r"))
+    assert isinstance(recorder.end, EngineClosedError)
     for thread in engine_threads():
         thread.join(20)
     assert lab.worker.closed == 1

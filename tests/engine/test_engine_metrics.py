@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import re
 
@@ -95,7 +96,7 @@ def test_metrics_table_shows_the_state(lab):
 
     engine = lab.engine()
     engine.generate("p", GREEDY)
-    console = Console(width=100, record=True, quiet=True)
+    console = Console(width=100, record=True, file=io.StringIO())
     console.print(table(engine.snapshot(), engine.health()))
     shown = console.export_text()
     assert "scripted" in shown

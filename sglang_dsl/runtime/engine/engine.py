@@ -157,8 +157,8 @@ class Engine:
     ) -> list[GenerateResult | BaseException]:
         """Generate after each of `prompts`, admitted together; in their order, each one's result or its error."""
         calls = [(self._requests.generate(p, sampling, options), Pending(GenerateResult)) for p in prompts]
-        self.submit(calls)
         with self._cancelling(request.request_id for request, _ in calls):
+            self.submit(calls)
             self._drive([pending.future for _, pending in calls])
         return [pending.future.exception() or pending.future.result() for _, pending in calls]
 
@@ -168,7 +168,8 @@ class Engine:
         """Start generating after `prompt`; the stream is read by `for`, `async for`, `read` and `result`."""
         request = self._requests.generate(prompt, sampling, options)
         stream = TextStream(lambda: self.cancel([request.request_id]))
-        self.submit([(request, stream)])
+        with self._cancelling([request.request_id]):
+            self.submit([(request, stream)])
         return stream
 
     async def astream(
@@ -253,9 +254,9 @@ class Engine:
 
     def _post(self, command: Command) -> None:
         self._thread.check_process()
+        self._loop.inbox.post(command)
         if self._background:
             self._thread.start()
-        self._loop.inbox.post(command)
 
     def _ask(self, question: Callable[[], T]) -> T:
         """Have the loop's thread answer between two steps."""
@@ -266,14 +267,14 @@ class Engine:
         return answer.result()
 
     def _wait(self, request: Request, pending: Pending[R]) -> R:
-        self.submit([(request, pending)])
         with self._cancelling([request.request_id]):
+            self.submit([(request, pending)])
             self._drive([pending.future])
             return pending.future.result()
 
     async def _await(self, request: Request, pending: Pending[R]) -> R:
-        self.submit([(request, pending)])
         with self._cancelling([request.request_id]):
+            self.submit([(request, pending)])
             if not self._background:
                 self._drive([pending.future])
             return await asyncio.wrap_future(pending.future)

@@ -18,7 +18,7 @@ class Inbox:
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.RLock())
         self._commands: deque[Command] = deque()
-        self._closed = False
+        self._closed: str | None = None  # why
 
     def post(self, command: Command) -> None:
         """Append a command and wake the taker.
@@ -27,8 +27,8 @@ class Inbox:
             EngineClosedError: `close` was called; the command was not queued.
         """
         with self._condition:
-            if self._closed:
-                raise EngineClosedError("the engine is closed", hint="open a new engine; `health()` says why it closed")
+            if self._closed is not None:
+                raise EngineClosedError(self._closed, hint="open a new engine")
             self._commands.append(command)
             self._condition.notify()
 
@@ -42,15 +42,13 @@ class Inbox:
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until there is something to take, or the inbox is closed. False: the time ran out."""
         with self._condition:
-            return self._condition.wait_for(lambda: bool(self._commands) or self._closed, timeout_s)
+            return self._condition.wait_for(lambda: bool(self._commands) or self.closed, timeout_s)
 
-    def close(self) -> bool:
-        """Refuse all later commands. False if it was closed before."""
+    def close(self, reason: str) -> None:
+        """Refuse all later commands. The first reason stays."""
         with self._condition:
-            first = not self._closed
-            self._closed = True
+            self._closed = self._closed or reason
             self._condition.notify_all()
-        return first
 
     @property
     def pending(self) -> bool:
@@ -60,4 +58,4 @@ class Inbox:
     @property
     def closed(self) -> bool:
         """Whether commands are refused."""
-        return self._closed
+        return self._closed is not None

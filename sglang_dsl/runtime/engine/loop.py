@@ -34,6 +34,7 @@ from .metrics import EngineSnapshot, Metrics
 from .output import SequenceOutput
 from .worker import Worker
 
+CLOSED = "the engine was closed"
 RETRY_S = 0.02  # a scheduler that has work but no step (a shortage) is asked again: a stall costs time, never a hang
 STALL_S = 1.0  # so long without a step, with work that could run, is told in health
 
@@ -66,7 +67,7 @@ class Loop:
 
     def run(self) -> None:
         """Turn until the inbox is closed, then end what is left. The body of the engine's thread."""
-        reason = "the engine was closed"
+        reason = CLOSED
         try:
             while not self.inbox.closed:
                 if not self.turn():
@@ -115,7 +116,7 @@ class Loop:
     def end(self, reason: str) -> None:
         """Refuse new work, then fail every live request, in the order of submission. Idempotent."""
         self.health.closed(reason)
-        self.inbox.close()
+        self.inbox.close(reason)
         self._drain()
         for call in list(self._live.values()):
             self._fail(call, EngineClosedError(f"{reason}, before this request ended", hint="open a new engine"))

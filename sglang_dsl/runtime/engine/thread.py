@@ -7,7 +7,7 @@ import os
 import threading
 
 from ...errors import EngineClosedError
-from .loop import Loop
+from .loop import CLOSED, Loop
 from .worker import Worker
 
 logger = logging.getLogger("sglang_dsl.engine")
@@ -22,6 +22,7 @@ class LoopThread:
         self._close_timeout_s = close_timeout_s
         self._thread: threading.Thread | None = None
         self._lock = threading.RLock()
+        self._finished = False
         self._pid = os.getpid()
 
     @property
@@ -56,7 +57,7 @@ class LoopThread:
         """End the loop and close the worker. Idempotent. Waits for the step in flight, unless called from within it."""
         if self.forked:
             return
-        self._loop.inbox.close()
+        self._loop.inbox.close(CLOSED)
         with self._lock:
             thread = self._thread
         if thread is None:
@@ -68,9 +69,12 @@ class LoopThread:
 
     def _run(self) -> None:
         self._loop.run()
-        self._worker.close()
+        self._finish()
 
     def _finish(self) -> None:
         with self._lock:
-            self._loop.end("the engine was closed")
-            self._worker.close()
+            if self._finished:
+                return
+            self._finished = True
+        self._loop.end(CLOSED)
+        self._worker.close()
