@@ -88,7 +88,8 @@ def probe(model: PreTrainedModel) -> dict[int, LayerShape]:
     bind(model, record)
     with torch.inference_mode():
         token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
-        model(input_ids=token, position_ids=token, use_cache=False)
+        decoder = model.get_decoder()  # type: ignore[no-untyped-call]
+        decoder(input_ids=token, position_ids=token, use_cache=False)
     if not shapes:
         raise ModelLoadError(
             f"{type(model).__name__} does not use transformers' attention interface",

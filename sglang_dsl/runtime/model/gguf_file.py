@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelLoadError
+from ..text.gguf_header import TensorInfo, read_header
 from .gguf_names import ARCHITECTURES, Architecture, Array
 
 if TYPE_CHECKING:
@@ -26,10 +28,8 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        try:
-            self._reader = gguf.GGUFReader(str(path))
-        except (OSError, ValueError, IndexError, KeyError) as error:
-            raise ModelLoadError(f"{path} is not a readable GGUF file: {error}", hint="download it again") from error
+        self._header = read_header(path)
+        self._data = np.memmap(path, dtype=np.uint8, mode="r", offset=0)
         name = str(self._field("general.architecture"))
         if name not in ARCHITECTURES:
             raise ModelLoadError(
@@ -49,7 +49,7 @@ class GgufFile:
             if value is not None:
                 values[option] = _shortest(value)
         values.setdefault("vocab_size", len(self._field("tokenizer.ggml.tokens")))
-        values["tie_word_embeddings"] = all(t.name != "output.weight" for t in self._reader.tensors)
+        values["tie_word_embeddings"] = all(t.name != "output.weight" for t in self._header.tensors)
         values["rope_parameters"] = self._rope()
         values |= {f"{n}_token_id": self._field(f"tokenizer.ggml.{n}_token_id", None) for n in ("bos", "eos")}
         return AutoConfig.for_model(self._architecture.model_type, **values)
@@ -59,7 +59,7 @@ class GgufFile:
         queries = int(self._field(f"{self._name}.attention.head_count"))
         keys = int(self._field(f"{self._name}.attention.head_count_kv", queries))
         state = {}
-        for tensor in self._reader.tensors:
+        for tensor in self._header.tensors:
             name = self._architecture.parameter(tensor.name)
             if name is None:
                 raise ModelLoadError(
@@ -70,13 +70,19 @@ class GgufFile:
             state[name] = torch.from_numpy(np.array(values, dtype=np.float32)).to(dtype)
         return state
 
-    def _dequantized(self, tensor: Any) -> Array:
+    def _dequantized(self, tensor: TensorInfo) -> Array:
+        """Float32 values, slowest dimension first."""
         try:
-            values: Array = gguf.dequantize(tensor.data, tensor.tensor_type)
-        except NotImplementedError as error:
-            kind = tensor.tensor_type.name
+            kind = gguf.GGMLQuantizationType(tensor.kind)
+            block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+            shape = (*reversed(tensor.shape[1:]), tensor.shape[0] // block * block_bytes)
+            begin = self._header.data_offset + tensor.offset
+            stored = self._data[begin : begin + math.prod(shape)].reshape(shape)
+            values: Array = gguf.dequantize(stored, kind)
+        except (NotImplementedError, ValueError) as error:
             raise ModelLoadError(
-                f"{self._path}: {tensor.name} is quantized as {kind}, which is not supported"
+                f"{self._path}: tensor {tensor.name} (type {tensor.kind}) cannot be read: {error}",
+                hint="download the file again; if it persists, use another quantization of the model",
             ) from error
         return values
 
@@ -95,9 +101,8 @@ class GgufFile:
         }
 
     def _field(self, key: str, *default: Any) -> Any:
-        field = self._reader.fields.get(key)
-        if field is not None:
-            return field.contents()
+        if key in self._header.metadata:
+            return self._header.metadata[key]
         if default:
             return default[0]
         raise ModelLoadError(f"{self._path} does not say {key}", hint="download it again")

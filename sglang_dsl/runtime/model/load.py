@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +41,7 @@ class LoadedModel:
         return f"{str(self.dtype).removeprefix('torch.')}/slots-heads-size"
 
 
-def load_model(path: Path, options: ModelOptions) -> LoadedModel:
+def load_model(path: Path, options: ModelOptions, *, fingerprint: str) -> LoadedModel:
     """Load a `.gguf` file or a Hugging Face folder.
 
     Raises:
@@ -52,9 +51,9 @@ def load_model(path: Path, options: ModelOptions) -> LoadedModel:
     torch.set_num_threads(options.threads or settings.default_threads())
     device = choose_device(options.device)
     dtype = choose_dtype(options, device)
-    model = _read_gguf(path, dtype) if path.suffix == ".gguf" else _read_folder(path, dtype)
+    model = _read_folder(path, dtype) if path.is_dir() else _read_gguf(path, dtype)
     placed: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
-    return serve(placed, options, fingerprint=fingerprint(path))
+    return serve(placed, options, fingerprint=fingerprint)
 
 
 def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str) -> LoadedModel:
@@ -115,19 +114,6 @@ def choose_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     return torch.bfloat16 if linears.computes_bfloat16() else torch.float32
-
-
-def fingerprint(path: Path) -> str:
-    """Identity of the weights: a hash over names, sizes and both ends of every weight file (not of the path)."""
-    files = sorted(p for p in path.iterdir() if p.is_file()) if path.is_dir() else [path]
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(f"{file.name if path.is_dir() else ''}:{file.stat().st_size}:".encode())
-        with file.open("rb") as stream:
-            digest.update(stream.read(1 << 20))
-            stream.seek(max(0, file.stat().st_size - (1 << 20)))
-            digest.update(stream.read())
-    return digest.hexdigest()[:32]
 
 
 def _read_gguf(path: Path, dtype: torch.dtype) -> PreTrainedModel:

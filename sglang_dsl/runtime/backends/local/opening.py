@@ -1,0 +1,72 @@
+"""From a model's name to an engine that runs it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from os import PathLike
+from typing import TYPE_CHECKING
+
+from ....errors import MissingExtraError
+from ...supply import locate
+from ..interpreted import InterpretedExecutor
+
+if TYPE_CHECKING:
+    from ...engine.config import EngineConfig
+    from ...engine.engine import Engine
+    from ...model.options import ModelOptions
+
+DEFAULT_MODEL = "smollm2"
+_NEEDED = ("torch", "transformers", "tokenizers", "xgrammar", "gguf")
+
+
+def open_model(
+    name: str | PathLike[str] = "", options: ModelOptions | None = None, config: EngineConfig | None = None
+) -> InterpretedExecutor:
+    """An executor on the model `name`: of the catalogue, a `.gguf` file or a Hugging Face folder; "" is the default model.
+
+    Raises:
+        MissingExtraError: torch and its companions are not installed.
+        ModelNotFoundError: no such model, or it was not pulled yet.
+        ModelLoadError, SelfCheckError: its files are damaged or it cannot be run here.
+    """
+    engine = open_engine(name, options, config)
+    shown = engine.info.model
+    return InterpretedExecutor(f"local:{shown}", engine, engine.close)
+
+
+def open_engine(
+    name: str | PathLike[str] = "", options: ModelOptions | None = None, config: EngineConfig | None = None
+) -> Engine:
+    """The engine itself, for token-in token-out use. Errors as `open_model`."""
+    _need_extra()
+    files = locate(name or DEFAULT_MODEL)
+
+    from ...model import settings
+
+    settings.apply()  # before torch is imported, which the modules below do
+
+    from ...constrain.audit import audit
+    from ...engine.engine import Engine
+    from ...model.load import load_model
+    from ...model.options import ModelOptions
+    from ...sample.grammar import GrammarPool
+    from ...text.load import load_text
+    from .worker import TorchWorker
+
+    text = load_text(files.path, files.fingerprint)
+    model = load_model(files.path, options or ModelOptions(), fingerprint=files.fingerprint)
+    worker = TorchWorker(model, text.tokenizer, GrammarPool(text.tokenizer), name=files.name)
+    return Engine(worker, text, config=config, audit=audit)
+
+
+def missing_parts() -> list[str]:
+    """Packages of the engine extra that are not installed."""
+    return [name for name in _NEEDED if find_spec(name) is None]
+
+
+def _need_extra() -> None:
+    missing = missing_parts()
+    if missing:
+        raise MissingExtraError(
+            f"running a model in this process needs {', '.join(missing)}", hint="pip install 'sglang-dsl[engine]'"
+        )
