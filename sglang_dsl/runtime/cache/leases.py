@@ -1,0 +1,122 @@
+"""Leases: a fork's parent path stays until its last child was admitted or has ended.
+
+The count comes from the graph. What is leased may not be computed yet: the lock then grows with what is inserted along
+its path. When memory is short a lease is demoted to a hint: its lock goes, its nodes are evicted last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .keys import TOKEN_BYTES
+from .namespace import Namespace
+from .tree import Node, RadixTree, Receipt
+
+
+@dataclass(slots=True)
+class Lease:
+    """One leased path. Owned by its LeaseTable. `receipt` None: demoted; `hinted` is then the node that carries the hint."""
+
+    lease_id: int
+    namespace: Namespace
+    key: bytes
+    children: int
+    receipt: Receipt | None = None
+    hinted: Node | None = None
+    covered: int = 0
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing of the path is left to be locked."""
+        return self.receipt is None or self.covered == len(self.key) // TOKEN_BYTES
+
+
+class LeaseTable:
+    """All living leases over one tree. At most `max_pages` are locked by leases; what is above becomes hints at once.
+
+    `leased_pages` counts a page once per lease that covers it, so it is an upper bound.
+    """
+
+    def __init__(self, tree: RadixTree, max_pages: int) -> None:
+        self.max_pages = max_pages
+        self.leased_pages = 0
+        self.demoted = 0
+        self._tree = tree
+        self._leases: dict[int, Lease] = {}
+        self._open: dict[int, Lease] = {}  # those whose path is not all there yet
+        self._next_id = 0
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def open(self, namespace: Namespace, key: bytes, children: int) -> int:
+        """Lease the path of `key` for so many children. Returns the lease's id."""
+        self._next_id += 1
+        whole = len(key) - len(key) % (self._tree.page_size * TOKEN_BYTES)
+        lease = self._leases[self._next_id] = Lease(self._next_id, namespace, key[:whole], children)
+        match = self._tree.match(namespace, lease.key, whole // TOKEN_BYTES, pending=False)
+        lease.receipt = self._tree.acquire(match.node, f"lease {lease.lease_id}")
+        self._cover(lease, match.tokens)
+        return lease.lease_id
+
+    def count_down(self, lease_id: int, children: int | None = 1) -> None:
+        """So many children were admitted or will not come (None: all). Unknown and ended leases are ignored."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return
+        lease.children = 0 if children is None else lease.children - children
+        if lease.children <= 0:
+            self._end(lease)
+
+    def follow(self) -> None:
+        """Nodes were inserted: extend the locks of leases whose path was not complete."""
+        for lease in list(self._open.values()):
+            node, tokens = self._tree.peek(lease.namespace, lease.key, len(lease.key) // TOKEN_BYTES)
+            if lease.receipt is None or node is None or tokens <= lease.covered or node.pending:
+                continue
+            match = self._tree.match(lease.namespace, lease.key, tokens, pending=False)
+            if match.tokens > lease.covered:
+                self._tree.move(lease.receipt, match.node)
+                self._cover(lease, match.tokens)
+
+    def demote(self) -> bool:
+        """Turn the lease that locks most into a hint. False if no lease locks anything."""
+        locking = [lease for lease in self._leases.values() if lease.receipt is not None and lease.covered]
+        if not locking:
+            return False
+        self._demote(max(locking, key=lambda lease: (lease.covered, lease.lease_id)))
+        return True
+
+    def receipts(self) -> list[Receipt]:
+        """Living receipts, for the integrity check."""
+        return [lease.receipt for lease in self._leases.values() if lease.receipt is not None]
+
+    def _cover(self, lease: Lease, tokens: int) -> None:
+        self.leased_pages += (tokens - lease.covered) // self._tree.page_size
+        lease.covered = tokens
+        if self.leased_pages > self.max_pages:
+            self._demote(lease)
+        elif lease.whole:
+            self._open.pop(lease.lease_id, None)
+        else:
+            self._open[lease.lease_id] = lease
+
+    def _demote(self, lease: Lease) -> None:
+        if lease.receipt is not None:
+            lease.hinted = lease.receipt.node
+            self._tree.hint(lease.hinted, 1)
+            self._unlock(lease)
+            self.demoted += 1
+
+    def _end(self, lease: Lease) -> None:
+        del self._leases[lease.lease_id]
+        if lease.hinted is not None:
+            self._tree.hint(lease.hinted, -1)
+        self._unlock(lease)
+
+    def _unlock(self, lease: Lease) -> None:
+        self._open.pop(lease.lease_id, None)
+        if lease.receipt is not None:
+            self._tree.release(lease.receipt)
+            lease.receipt = None
+            self.leased_pages -= lease.covered // self._tree.page_size

@@ -1,0 +1,126 @@
+"""The pool of pages as integers: which are free, which belong to a request, which to the tree.
+
+    free --allocate--> request --give--> tree
+      ^                   |                |
+      +-------- free -----+------ free ----+
+
+The tensors behind the numbers live with the model. One thread owns a pool; the first that uses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from threading import get_ident
+
+from ...errors import IntegrityError
+
+
+class Place(IntEnum):
+    """Who holds a page."""
+
+    FREE = 0
+    REQUEST = 1
+    TREE = 2
+
+
+class PagePool:
+    """A fixed number of pages of `page_size` tokens each. Every page is in exactly one Place.
+
+    Owned by one thread. Shortage is a return value (None); misuse raises IntegrityError and changes nothing.
+    """
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.tree_pages = 0
+        self.peak_used_pages = 0
+        self._free = list(range(num_pages - 1, -1, -1))
+        self._place = bytearray(num_pages)
+        self._owner = [-1] * num_pages
+        self._thread: int | None = None
+
+    @property
+    def free_pages(self) -> int:
+        """Pages nobody holds."""
+        return len(self._free)
+
+    @property
+    def request_pages(self) -> int:
+        """Pages held by requests, over-allocation included."""
+        return self.num_pages - len(self._free) - self.tree_pages
+
+    def allocate(self, count: int, owner: int) -> list[int] | None:
+        """`count` pages for sequence `owner`, or None (and nothing taken) if there are fewer."""
+        return self.allocate_each((owner,) * count)
+
+    def allocate_each(self, owners: Sequence[int]) -> list[int] | None:
+        """One page for each entry of `owners`, or None (and nothing taken) if there are fewer."""
+        self._check_thread()
+        count = len(owners)
+        keep = len(self._free) - count
+        if keep < 0:
+            return None
+        taken = self._free[keep:]
+        del self._free[keep:]
+        for page, owner in zip(taken, owners, strict=True):
+            self._place[page] = Place.REQUEST
+            self._owner[page] = owner
+        self.peak_used_pages = max(self.peak_used_pages, self.num_pages - keep)
+        return taken
+
+    def free(self, pages: Sequence[int]) -> None:
+        """Take pages back from requests or the tree.
+
+        Raises:
+            IntegrityError: a page is unknown, free already, or named twice.
+        """
+        self._check_thread()
+        self._refuse_duplicates(pages)
+        for page in pages:
+            if not 0 <= page < self.num_pages or self._place[page] == Place.FREE:
+                raise IntegrityError(f"page {page} is freed, but nobody holds it; last owner: {self.last_owner(page)}")
+        for page in pages:
+            self.tree_pages -= self._place[page] == Place.TREE
+            self._place[page] = Place.FREE
+        self._free.extend(pages)
+
+    def give(self, pages: Sequence[int]) -> None:
+        """Hand pages of a request over to the tree.
+
+        Raises:
+            IntegrityError: a page is not a request's.
+        """
+        self._check_thread()
+        self._refuse_duplicates(pages)
+        for page in pages:
+            if self._place[page] != Place.REQUEST:
+                raise IntegrityError(
+                    f"page {page} is given to the tree, but is {self.place(page).name}, not a request's"
+                )
+        for page in pages:
+            self._place[page] = Place.TREE
+        self.tree_pages += len(pages)
+
+    def place(self, page: int) -> Place:
+        """Who holds the page."""
+        return Place(self._place[page])
+
+    def last_owner(self, page: int) -> int:
+        """The sequence that last allocated the page; -1 if none ever did."""
+        return self._owner[page] if 0 <= page < self.num_pages else -1
+
+    def free_list(self) -> tuple[int, ...]:
+        """The free pages, for the integrity check."""
+        return tuple(self._free)
+
+    def _refuse_duplicates(self, pages: Sequence[int]) -> None:
+        if len(pages) > 1 and len(set(pages)) != len(pages):
+            raise IntegrityError(f"a page is named twice in {list(pages)}")
+
+    def _check_thread(self) -> None:
+        thread = get_ident()
+        if self._thread is None:
+            self._thread = thread
+        elif self._thread != thread:
+            raise IntegrityError(f"the pool belongs to thread {self._thread}, but thread {thread} uses it")

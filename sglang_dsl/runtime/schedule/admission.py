@@ -1,0 +1,98 @@
+"""How much memory running requests will still need, and whether a candidate fits beside them.
+
+A request rarely generates all it may. The new-token ratio is the share of it that is set aside: high at first, it decays while
+all goes well; a retraction sets it to what was observed; when the engine is idle it starts afresh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...errors import CapacityError, ContextLengthError, SpecError
+from .config import WorkerFacts
+from .request import GenerateRequest, Request, ScoreRequest
+from .sequence import Sequence
+
+INITIAL_RATIO = 0.7
+LOWEST_RATIO = 0.1
+DECAY_STEPS = 600
+RETRACT_SLACK_TOKENS = 20  # per sequence, that a retraction leaves room for
+MOST_NEW_TOKENS = 4096  # reserved per sequence, whatever it may generate
+
+
+class NewTokenRatio:
+    """The share of possible new tokens that is reserved. Owned by the Scheduler."""
+
+    def __init__(self) -> None:
+        self.value = INITIAL_RATIO
+
+    def decay(self) -> None:
+        """A decode step went well."""
+        self.value = max(LOWEST_RATIO, self.value - (INITIAL_RATIO - LOWEST_RATIO) / DECAY_STEPS)
+
+    def reset(self) -> None:
+        """Nothing runs."""
+        self.value = INITIAL_RATIO
+
+    def retracted(self, running: Iterable[Sequence]) -> None:
+        """Memory ran out with these running: learn from what they generated."""
+        generated = most = 0
+        for seq in running:
+            generated += seq.generated + RETRACT_SLACK_TOKENS
+            most += seq.generated + seq.max_new
+        self.value = min(1.0, max(self.value, generated / (most + 1)))
+
+
+def reserved_pages(seq: Sequence, ratio: float, page_size: int) -> int:
+    """Pages `seq` will still take beyond those it holds: the rest of its prompt, its reserved output, one for rounding."""
+    tokens = len(seq.tokens) + int(min(seq.max_new, MOST_NEW_TOKENS) * ratio)
+    if seq.task is not None:
+        tokens = max(tokens, seq.task.longest_tokens + page_size)
+    return max(0, -(-tokens // page_size) + 1 - len(seq.pages))
+
+
+def refuse_impossible(request: Request, facts: WorkerFacts) -> None:
+    """Raise if this request could not run even alone.
+
+    Raises:
+        SpecError: nothing to continue, or nothing to score.
+        ContextLengthError, CapacityError: too long for the model or for the pool, with the numbers.
+    """
+    prompt = len(request.prompt_ids)
+    new = _new_tokens(request)
+    if isinstance(request, GenerateRequest) and not prompt:
+        raise SpecError("the prompt is empty", hint="begin with at least one token (BOS, if the model has one)")
+    if isinstance(request, ScoreRequest) and not request.continuations:
+        raise SpecError("there is nothing to score", hint="give at least one continuation")
+    if prompt + new > facts.context_tokens:
+        raise ContextLengthError(
+            f"{prompt} prompt tokens and {new} new ones are more than the context of {facts.context_tokens}",
+            prompt_tokens=prompt,
+            max_tokens=new,
+            context_tokens=facts.context_tokens,
+            hint="shorten the prompt or lower max_tokens",
+        )
+    pages = _most_pages(request, facts)
+    if pages > facts.num_pages:
+        raise CapacityError(
+            f"{prompt} prompt tokens and {new} new ones need {pages} pages of {facts.page_size} tokens; "
+            f"the pool has {facts.num_pages}",
+            hint="give the engine more KV memory, shorten the prompt or lower max_tokens",
+        )
+
+
+def _new_tokens(request: Request) -> int:
+    if isinstance(request, GenerateRequest):
+        return request.sampling.max_tokens
+    return max((len(c) for c in request.continuations), default=0)
+
+
+def _most_pages(request: Request, facts: WorkerFacts) -> int:
+    """The last token's K/V is never needed. Every edge of a trie may begin inside a page: one page more per edge at most
+    two tokens deep is bounded by the tokens themselves.
+    """
+    prompt, new = len(request.prompt_ids), _new_tokens(request)
+    pages = -(-(prompt + max(new - 1, 0)) // facts.page_size)
+    if isinstance(request, ScoreRequest) and facts.page_size > 1:
+        pages = -(-prompt // facts.page_size) + max(new - 1, 0)
+    return max(pages, 1)

@@ -1,0 +1,290 @@
+"""Decides what the next step computes: decode rows first, then unfinished prompts, then new requests, within the budget.
+
+Shortage is never an exception: a chunk is parked, a candidate stays in the queue, leases become hints, and in the end somebody
+is retracted. One sequence always stays.
+"""
+
+from __future__ import annotations
+
+from ...errors import CapacityError
+from ..cache.keys import TOKEN_BYTES, common_bytes
+from ..cache.prefix_cache import PrefixCache
+from .admission import NewTokenRatio, reserved_pages
+from .config import SchedulerConfig
+from .lifecycle import Lifecycle
+from .ownership import Ownership
+from .policy import POLICIES, ordered
+from .sequence import Piece, Sequence
+from .step_builder import Flight, StepBuilder, arrange, steady
+
+WORTH_WAITING_TOKENS = 32  # a sibling's unfinished prefix is waited for if it saves at least so many
+STALLED_STEPS = (
+    8  # after a refusal for memory, admission is tried again so many steps later, or when memory is released
+)
+
+
+class Planner:
+    """Builds steps for one scheduler. `failures`: sequences that turned out not to fit even alone."""
+
+    def __init__(self, config: SchedulerConfig, cache: PrefixCache, ownership: Ownership, lifecycle: Lifecycle) -> None:
+        self.ratio = NewTokenRatio()
+        self.failures: list[tuple[Sequence, CapacityError]] = []
+        self.steps = 0
+        self._config = config
+        self._cache = cache
+        self._ownership = ownership
+        self._life = lifecycle
+        self._policy = POLICIES[config.policy]
+        self._stalled: tuple[int, int] = (-STALLED_STEPS, -1)  # step and release count of the last refusal
+
+    def plan(self, now: float) -> Flight | None:
+        """The next step; None if nothing can run now."""
+        self.steps += 1
+        self._retract_on_schedule()
+        if not self._life.running:
+            self.ratio.reset()
+        self._secure_decodes()
+        builder = StepBuilder(self._cache.page_size)
+        for seq in list(self._life.prefilling.values()):
+            self._advance(seq, builder)
+        self._admit(builder, now)
+        if builder.pieces or self._life.decoding:
+            return self._write(builder)
+        return self.plan(now) if self._unwedge() else None
+
+    # Decode rows
+
+    def _secure_decodes(self) -> None:
+        """Every decoding sequence gets the page of its next position, or somebody has to go."""
+        size = self._cache.page_size
+        while True:
+            short = [seq for seq in self._life.decoding.values() if len(seq.tokens) > len(seq.pages) * size]
+            if not short:
+                return
+            pages = self._cache.allocate_each([seq.seq_id for seq in short])
+            if pages is not None:
+                break
+            self._make_room(len(short))
+        for seq, page in zip(short, pages, strict=True):
+            seq.pages.append(page)
+
+    def _make_room(self, pages: int) -> None:
+        """Decode rows lack memory: leases first, then the sequence that loses least."""
+        if self._cache.leases.demote():
+            return
+        victim = self._victim()
+        lone = self._life.running == 1
+        self.ratio.retracted(self._life.decoding.values())
+        if lone and self._cache.available_pages < pages:
+            self._fail(victim)
+        else:
+            self._life.retract(victim)
+
+    def _fail(self, seq: Sequence) -> None:
+        pool = self._cache.pool
+        error = CapacityError(
+            f"{len(seq.tokens)} tokens need more than the {pool.num_pages} pages of {pool.page_size} tokens there are",
+            hint="give the engine more KV memory",
+        )
+        self.failures.append((seq, error))
+        self._life.end(seq, seq.prompt_tokens)
+
+    def _victim(self) -> Sequence:
+        """Who loses least: lowest priority (under that policy), then fewest generated, longest prompt, latest."""
+        by_priority = self._config.policy == "priority"
+        running = [*self._life.prefilling.values(), *self._life.decoding.values()]
+        return min(
+            running,
+            key=lambda s: (s.request.priority if by_priority else 0, s.generated, -s.prompt_tokens, -s.arrival),
+        )
+
+    def _retract_on_schedule(self) -> None:
+        every = self._config.retract_every_steps
+        if every and self.steps % every == 0 and self._life.decoding:
+            self._life.retract(next(reversed(self._life.decoding.values())))
+
+    def _unwedge(self) -> bool:
+        """Nothing can run: whoever is parked last makes room for the others. False if nobody is parked."""
+        if not self._life.prefilling:
+            return False
+        if not self._cache.leases.demote():
+            self._life.retract(next(reversed(self._life.prefilling.values())))
+        return True
+
+    # Prompts
+
+    def _budget(self, builder: StepBuilder) -> int:
+        return self._config.max_batch_tokens - len(self._life.decoding) - builder.tokens
+
+    def _chunk_end(self, seq: Sequence, builder: StepBuilder) -> int:
+        """How far `seq` gets in this step; a chunk that is not the last ends at a page boundary."""
+        chunk = min(self._budget(builder), self._config.prefill_chunk_tokens or self._config.max_batch_tokens)
+        end = min(len(seq.tokens), seq.computed + chunk)
+        return end if end == len(seq.tokens) else end - end % self._cache.page_size
+
+    def _advance(self, seq: Sequence, builder: StepBuilder) -> None:
+        """Compute more of an admitted sequence, as far as budget and memory allow."""
+        if seq.computed < len(seq.tokens):
+            end = self._chunk_end(seq, builder)
+            within = (len(seq.pages) + self._cache.available_pages) * self._cache.page_size
+            end = end if end <= within else within
+            if end <= seq.computed or not self._ownership.grow(seq, end):
+                return
+            self._add(seq, end, builder)
+        if seq.task is not None and self._stands_at_end(seq, builder):
+            self._add_edges(seq, builder)
+
+    def _add(self, seq: Sequence, end: int, builder: StepBuilder) -> Piece:
+        piece = builder.add(seq, end)
+        self._ownership.publish(seq, end)
+        self._life.counters.computed_tokens += end - piece.start
+        return piece
+
+    def _stands_at_end(self, seq: Sequence, builder: StepBuilder) -> bool:
+        piece = builder.writer(seq.seq_id)
+        return (piece.end if piece else seq.computed) == len(seq.tokens)
+
+    def _add_edges(self, seq: Sequence, builder: StepBuilder) -> None:
+        task = seq.task
+        while task is not None and task.next < len(task.todo):
+            edge = task.todo[task.next]
+            if len(edge.nodes) > self._budget(builder) or not self._ownership.grow_edge(seq, edge):
+                return
+            builder.add_edge(seq, edge)
+            self._life.counters.computed_tokens += len(edge.nodes)
+            task.next += 1
+
+    # New requests
+
+    def _admit(self, builder: StepBuilder, now: float) -> None:
+        if not self._life.waiting or self._is_stalled():
+            return
+        for seq in ordered(self._policy, self._life.waiting, self._cache.tree, now, self._config.aging_s):
+            if self._budget(builder) < self._cache.page_size:
+                return
+            if self._waits_for_sibling(seq, builder):
+                continue
+            if not (self._try(seq, builder, now) or (self._preempt_for(seq) and self._try(seq, builder, now))):
+                self._stalled = (self.steps, self._life.releases)
+                return
+
+    def _is_stalled(self) -> bool:
+        step, releases = self._stalled
+        return bool(self._life.running) and self.steps - step < STALLED_STEPS and releases == self._life.releases
+
+    def _waits_for_sibling(self, seq: Sequence, builder: StepBuilder) -> bool:
+        """Whether somebody is still computing a prefix that `seq` could share by waiting."""
+        if not self._ownership.shares(seq):
+            return False
+        worth = max(self._cache.page_size, WORTH_WAITING_TOKENS)
+        for other in self._life.prefilling.values():
+            piece = builder.writer(other.seq_id)
+            there = piece.end if piece else other.computed
+            if there < len(other.tokens) and self._ownership.shares(other):
+                if other.request.namespace != seq.request.namespace:
+                    continue
+                common = common_bytes(other.key, seq.key, 0, len(seq.key)) // TOKEN_BYTES
+                if min(common, seq.match_limit) - there >= worth:
+                    return True
+        return False
+
+    def _try(self, seq: Sequence, builder: StepBuilder, now: float) -> bool:
+        """Admit `seq` if it fits, with its prefix locked while that is computed. Nothing is held after a refusal."""
+        if self._life.running >= self._config.max_running:
+            return False
+        above = builder.final_of(seq) if seq.task is None and seq.prompt_logprobs is None else None
+        if above is not None and self._join(seq, above, builder, now):
+            return True
+        self._ownership.take_prefix(seq, seq.match_limit)
+        if self._fits(seq, builder) and self._start(seq, builder, now):
+            return True
+        self._ownership.release(seq, 0)
+        return False
+
+    def _fits(self, seq: Sequence, builder: StepBuilder) -> bool:
+        size, ratio = self._cache.page_size, self.ratio.value
+        running = [*self._life.prefilling.values(), *self._life.decoding.values()]
+        if running:
+            reserved = sum(reserved_pages(other, ratio, size) for other in running)
+            return reserved_pages(seq, ratio, size) <= self._cache.available_pages - reserved
+        need = self._cache.pages_for(len(seq.tokens)) - len(seq.pages)
+        while need > self._cache.available_pages and self._cache.leases.demote():
+            pass
+        return need <= self._cache.available_pages
+
+    def _start(self, seq: Sequence, builder: StepBuilder, now: float) -> bool:
+        """Give `seq` its first chunk. False if there is none, or its pages are not to be had after all."""
+        tail = seq.tail
+        seq.computed += tail.tokens if tail else 0
+        self._ownership.borrow_tail(seq)
+        end = self._chunk_end(seq, builder)
+        if seq.computed < len(seq.tokens) and (end <= seq.computed or not self._ownership.grow(seq, end)):
+            self._life.counters.allocation_failures += end > seq.computed
+            seq.computed -= tail.tokens if tail else 0
+            return False
+        self._enter(seq, seq.computed, builder, now)
+        if seq.computed < len(seq.tokens):
+            piece = self._add(seq, end, builder)
+            if tail is not None:
+                self._fill_tail(piece, builder)
+        if seq.task is not None and self._stands_at_end(seq, builder):
+            self._add_edges(seq, builder)
+        return True
+
+    def _fill_tail(self, piece: Piece, builder: StepBuilder) -> None:
+        tail = piece.seq.tail
+        if tail is None:
+            return
+        above = builder.writer(tail.child.writer) if tail.child.pending else None
+        if above is not None:
+            builder.share_tail(above, piece, piece.start)
+        else:
+            builder.copy_tail(tail.child.pages[0], piece, tail.tokens)
+
+    def _join(self, seq: Sequence, above: Piece, builder: StepBuilder, now: float) -> bool:
+        """`seq` ends where `above` does: it samples from that row and computes nothing."""
+        size, tokens = self._cache.page_size, len(seq.tokens)
+        self._ownership.take_prefix(seq, tokens)
+        seq.tail = None
+        if seq.computed == tokens - tokens % size and self._fits(seq, builder) and self._ownership.grow(seq, tokens):
+            if tokens % size:
+                builder.share_page(above, seq.pages[-1], tokens)
+            above.takers.append(seq)
+            self._enter(seq, tokens, builder, now)
+            return True
+        self._ownership.release(seq, 0)
+        return False
+
+    def _enter(self, seq: Sequence, cached_tokens: int, builder: StepBuilder, now: float) -> None:
+        if seq.admitted_s is None:
+            seq.cached_tokens = cached_tokens
+        for node in seq.receipt.node.path() if seq.receipt else ():
+            node.hits += 1
+        self._life.admit(seq, now)
+        builder.open(seq)
+
+    def _preempt_for(self, seq: Sequence) -> bool:
+        """Under the priority policy: retract decoding sequences of lower priority, if that is enough for `seq`."""
+        if self._config.policy != "priority":
+            return False
+        lower = [s for s in self._life.decoding.values() if s.request.priority < seq.request.priority]
+        lower.sort(key=lambda s: (s.request.priority, s.generated, -s.arrival))
+        freed, need = self._cache.available_pages, self._cache.pages_for(len(seq.tokens)) + 1
+        for count, victim in enumerate(lower, 1):
+            freed += len(victim.pages) - victim.tree_pages
+            if freed >= need:
+                for chosen in lower[:count]:
+                    self._life.retract(chosen)
+                    self._life.counters.preempted += 1
+                return True
+        return False
+
+    def _write(self, builder: StepBuilder) -> Flight:
+        life, least = self._life, self._config.cascade_min_tokens
+        if life.decoding:
+            self.ratio.decay()
+        if builder.pieces:
+            return builder.build(self.steps, list(life.decoding.values()), life.take_closes(), least)
+        if life.arrangement is None:
+            life.arrangement = arrange(list(life.decoding.values()), least)
+        return steady(self.steps, life.arrangement, life.take_closes())

@@ -1,0 +1,224 @@
+"""Collects what a step computes, and writes it down as a StepPlan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Tokens
+from typing import NamedTuple
+
+from ..cache.namespace import Namespace
+from .levels import Levels, Path, path_of, shared_levels
+from .request import GenerateRequest
+from .scoring import Edge, TrieNode
+from .seeds import seed_of
+from .sequence import Piece, Sequence
+from .step import MirrorWrite, OpenSequence, PageCopy, Row, SamplePoint, ScorePoint, StepPlan
+
+
+class Asked(NamedTuple):
+    """What a ScorePoint was for: the children of a trie node, or a position of a prompt."""
+
+    seq: Sequence
+    node: TrieNode | None
+    position: int
+
+
+class Flight(NamedTuple):
+    """What a plan in flight will change when it lands."""
+
+    plan: StepPlan
+    decodes: list[Sequence]
+    pieces: list[Piece]
+    asked: list[Asked]
+
+    def members(self) -> set[int]:
+        """Ids of the sequences it touches."""
+        takers = {taker.seq_id for piece in self.pieces for taker in piece.takers}
+        return takers | {piece.seq.seq_id for piece in self.pieces} | {seq.seq_id for seq in self.decodes}
+
+
+class Arrangement(NamedTuple):
+    """Decoding sequences in row order, with their levels: stays true until one joins or leaves."""
+
+    order: list[Sequence]
+    levels: Levels
+
+
+class StepBuilder:
+    """One step in the making. Pieces may share with pieces added before."""
+
+    def __init__(self, page_size: int) -> None:
+        self.pieces: list[Piece] = []
+        self.opens: list[OpenSequence] = []
+        self.tokens = 0
+        self._page = page_size
+        self._by_writer: dict[int, Piece] = {}
+        self._by_edge: dict[int, Piece] = {}
+        self._finals: dict[tuple[Namespace, bytes], Piece] = {}
+        self._copies: list[PageCopy] = []
+        self._mirrors: list[tuple[Piece, int, int]] = []
+
+    def open(self, seq: Sequence) -> None:
+        """The worker has to know this sequence before its first row."""
+        request = seq.request
+        if isinstance(request, GenerateRequest):
+            known = tuple(seq.tokens[seq.prompt_tokens :])
+            seed = seed_of(request)
+            self.opens.append(
+                OpenSequence(
+                    seq.seq_id, request.prompt_ids, request.sampling, request.constraint, seed, known, request.label
+                )
+            )
+
+    def add(self, seq: Sequence, end: int) -> Piece:
+        """Compute `seq` from where it stands to `end`; it samples if that is all of it."""
+        piece = Piece(seq, seq.tokens[seq.computed : end], seq.computed, seq.pages)
+        self._append(piece)
+        self._by_writer[seq.seq_id] = piece
+        if end == len(seq.tokens) and seq.task is None:
+            piece.takers.append(seq)
+            if seq.receipt is not None:
+                self._finals[seq.request.namespace, seq.key] = piece
+        return piece
+
+    def add_edge(self, seq: Sequence, edge: Edge) -> Piece:
+        """Compute one edge of the sequence's trie."""
+        piece = Piece(seq, [node.token for node in edge.nodes], edge.start, edge.table, edge)
+        self._append(piece)
+        self._by_edge[id(edge)] = piece
+        if edge.start % self._page:
+            above = self._by_edge.get(id(edge.parent)) if edge.parent else self._by_writer.get(seq.seq_id)
+            if above is not None:
+                self.share_tail(above, piece, edge.start)
+            else:
+                table = edge.parent.table if edge.parent else seq.pages
+                self.copy_tail(table[edge.start // self._page], piece, edge.start % self._page)
+        return piece
+
+    def final_of(self, seq: Sequence) -> Piece | None:
+        """A piece of this step that ends exactly where `seq` would: `seq` can sample from it."""
+        return self._finals.get((seq.request.namespace, seq.key))
+
+    def writer(self, seq_id: int) -> Piece | None:
+        """The piece of this step that computes this sequence's own tokens."""
+        return self._by_writer.get(seq_id)
+
+    def copy_tail(self, source: int, piece: Piece, tokens: int) -> None:
+        """The first `tokens` slots of the piece's first page are those of page `source`."""
+        piece.tail_copies.append((source, tokens))
+        self._copies.append(PageCopy(source, piece.pages[piece.start // self._page], tokens))
+
+    def share_tail(self, above: Piece, piece: Piece, upto: int) -> None:
+        """`piece` begins at `upto`, inside a page that `above` fills in this step: it gets the same entries."""
+        self._fill(above, piece.pages[upto // self._page], upto, piece)
+
+    def share_page(self, above: Piece, page: int, upto: int) -> None:
+        """`page` gets what `above` puts before `upto` into its last page."""
+        self._fill(above, page, upto, None)
+
+    def build(self, step: int, decodes: list[Sequence], closes: Tokens[int], min_tokens: int) -> Flight:
+        """The plan, and what has to be remembered until it lands."""
+        lanes = [_decode_lane(seq) for seq in decodes] + [_piece_lane(piece) for piece in self.pieces]
+        lanes.sort(key=lambda lane: (lane.path, lane.start))
+        levels = shared_levels([lane.path for lane in lanes], [lane.start for lane in lanes], min_tokens)
+        rows: list[Row] = []
+        samples: list[SamplePoint] = []
+        scores: list[ScorePoint] = []
+        asked: list[Asked] = []
+        row_of: dict[int, int] = {}
+        for row, (lane, own_start) in enumerate(zip(lanes, levels.own_starts, strict=True)):
+            if isinstance(lane.item, Sequence):
+                rows.append(_decode_row(lane.item, own_start))
+                samples.append(SamplePoint(row, 0, lane.item.seq_id, lane.item.generated))
+            else:
+                row_of[id(lane.item)] = row
+                rows.append(_piece_row(lane.item, own_start))
+                samples += _sample_points(lane.item, row)
+                _ask(lane.item, row, scores, asked)
+        mirrors = [MirrorWrite(row_of[id(by)], at, page, at % self._page) for by, at, page in self._mirrors]
+        plan = StepPlan(step, rows, levels.groups, self._copies, mirrors, self.opens, closes, samples, scores)
+        return Flight(plan, decodes, self.pieces, asked)
+
+    def _append(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        self.tokens += len(piece.token_ids)
+
+    def _fill(self, above: Piece, page: int, upto: int, piece: Piece | None) -> None:
+        first = upto - upto % self._page
+        copies = [(source, min(tokens, upto - first)) for source, tokens in above.tail_copies if above.start > first]
+        mirrors = [(by, at) for by, at in above.tail_mirrors if first <= at < upto]
+        mirrors += [(above, at) for at in range(max(first, above.start), upto)]
+        self._copies += [PageCopy(source, page, tokens) for source, tokens in copies]
+        self._mirrors += [(by, at, page) for by, at in mirrors]
+        if piece is not None:
+            piece.tail_copies += copies
+            piece.tail_mirrors += mirrors
+
+
+class _Lane(NamedTuple):
+    path: Path
+    start: int
+    item: Sequence | Piece
+
+
+def arrange(decodes: list[Sequence], min_tokens: int) -> Arrangement:
+    """Order decoding sequences depth first and find their levels."""
+    lanes = sorted((_decode_lane(seq) for seq in decodes), key=lambda lane: (lane.path, lane.start))
+    levels = shared_levels([lane.path for lane in lanes], [lane.start for lane in lanes], min_tokens)
+    order = [lane.item for lane in lanes if isinstance(lane.item, Sequence)]
+    for seq, own_start in zip(order, levels.own_starts, strict=True):
+        seq.own_start = own_start
+    return Arrangement(order, levels)
+
+
+def steady(step: int, decodes: Arrangement, closes: Tokens[int]) -> Flight:
+    """A step in which every sequence decodes one token."""
+    order = decodes.order
+    rows = [Row(seq.seq_id, seq.tokens[-1:], seq.computed, seq.pages, seq.own_start) for seq in order]
+    samples = [SamplePoint(row, 0, seq.seq_id, len(seq.tokens) - seq.prompt_tokens) for row, seq in enumerate(order)]
+    return Flight(StepPlan(step, rows, decodes.levels.groups, (), (), (), closes, samples), order, [], [])
+
+
+def _decode_lane(seq: Sequence) -> _Lane:
+    return _Lane(path_of(seq.receipt.node) if seq.receipt else (), seq.computed, seq)
+
+
+def _piece_lane(piece: Piece) -> _Lane:
+    receipt = piece.seq.receipt
+    follows_prompt = piece.edge is None or piece.start >= piece.seq.prompt_tokens > 0
+    return _Lane(path_of(receipt.node) if receipt and follows_prompt else (), piece.start, piece)
+
+
+def _decode_row(seq: Sequence, own_start: int) -> Row:
+    return Row(seq.seq_id, seq.tokens[-1:], seq.computed, seq.pages, own_start)
+
+
+def _piece_row(piece: Piece, own_start: int) -> Row:
+    return Row(piece.seq.seq_id, piece.token_ids, piece.start, piece.pages, own_start)
+
+
+def _sample_points(piece: Piece, row: int) -> list[SamplePoint]:
+    last = len(piece.token_ids) - 1
+    return [SamplePoint(row, last, seq.seq_id, seq.generated) for seq in piece.takers]
+
+
+def _ask(piece: Piece, row: int, scores: list[ScorePoint], asked: list[Asked]) -> None:
+    """Score what follows each token of a trie edge, of the prompt of a ScoreRequest, or of a prompt to be scored."""
+    seq = piece.seq
+    if piece.edge is not None:
+        for offset, node in enumerate(piece.edge.nodes):
+            _ask_children(seq, node, row, offset, scores, asked)
+    elif seq.task is not None:
+        if piece.end == len(seq.tokens):
+            _ask_children(seq, seq.task.root, row, len(piece.token_ids) - 1, scores, asked)
+    elif (top := seq.prompt_logprobs) is not None:
+        for offset, position in enumerate(range(piece.start + 1, min(piece.end + 1, seq.prompt_tokens))):
+            scores.append(ScorePoint(row, offset, (seq.tokens[position],), top, len(asked)))
+            asked.append(Asked(seq, None, position))
+
+
+def _ask_children(
+    seq: Sequence, node: TrieNode, row: int, offset: int, scores: list[ScorePoint], asked: list[Asked]
+) -> None:
+    if node.children:
+        scores.append(ScorePoint(row, offset, tuple(node.children), 0, len(asked)))
+        asked.append(Asked(seq, node, -1))
