@@ -129,13 +129,13 @@ class Loop:
         for request, sink in requests:
             call = Call(request, sink, order=self._metrics.submitted, now=now)
             self._metrics.submitted += 1
-            if request.request_id in self._live:
-                self._reject(call, SpecError(f"request id {request.request_id!r} is in use", hint="use each id once"))
-                continue
             try:
-                self._queue(call, now)
+                compiling = self._examine(call)
             except Exception as error:  # noqa: BLE001 - whatever a request provokes is its own failure
-                self._reject(call, self._blame(error, f"request {request.request_id!r} could not be queued"))
+                self._count_down(request)
+                self._end_failed(call, self._blame(error, f"request {request.request_id!r} could not be read"))
+            else:
+                self._queue(call, compiling, now)
 
     def cancel(self, request_ids: Sequence[str], reason: str) -> None:
         """End these requests; unknown ids are ignored."""
@@ -179,23 +179,36 @@ class Loop:
                 self._fault("a command failed", error)
         return bool(commands)
 
-    def _queue(self, call: Call, now: float) -> None:
-        request = call.request
-        check_request(request, self._worker.info)
+    def _examine(self, call: Call) -> Future[None] | None:
+        """What may be wrong with a request before the scheduler sees it. Returns its constraint's compilation, if any."""
+        if call.request_id in self._live:
+            raise SpecError(f"request id {call.request_id!r} is in use", hint="use each id once")
+        check_request(call.request, self._worker.info)
         call.open_output(self._tokenizer)
-        compiled = self._prepare(call)
-        call.compiling = compiled is not None
-        self._scheduler.add(request, now, compiling=call.compiling)
-        self._live[request.request_id] = call
-        if compiled is not None:
-            self._compiling += 1
-            compiled.add_done_callback(lambda future: self._post_quietly(lambda: self._compiled(call, future)))
+        return self._prepare(call.request)
 
-    def _prepare(self, call: Call) -> Future[None] | None:
-        """The constraint's compilation, if the request has one that is not ready. Raises ConstraintError."""
-        if not isinstance(call.request, GenerateRequest) or call.request.constraint is None:
+    def _queue(self, call: Call, compiling: Future[None] | None, now: float) -> None:
+        try:
+            self._scheduler.add(call.request, now, compiling=compiling is not None)
+        except Exception as error:  # noqa: BLE001 - whatever a request provokes is its own failure
+            self._end_failed(call, self._blame(error, f"request {call.request_id!r} could not be queued"))
+            return
+        self._live[call.request_id] = call
+        if compiling is not None:
+            call.compiling = True
+            self._compiling += 1
+            compiling.add_done_callback(lambda future: self._post_quietly(lambda: self._compiled(call, future)))
+
+    def _count_down(self, request: Request) -> None:
+        """The lease of a request that the scheduler never sees waits for one child less."""
+        if (lease := request.lease) is not None:
+            self._quietly(f"lease {lease} could not be counted down", self._scheduler.release, lease, 1)
+
+    def _prepare(self, request: Request) -> Future[None] | None:
+        """The compilation of a constraint that is not ready yet. Raises ConstraintError."""
+        if not isinstance(request, GenerateRequest) or request.constraint is None:
             return None
-        future = self._worker.prepare(call.request.constraint)
+        future = self._worker.prepare(request.constraint)
         if not future.done():
             return future
         future.result()
@@ -330,12 +343,6 @@ class Loop:
         """End a request that the scheduler still holds."""
         self._forget(call)
         self._quietly(f"request {call.request_id!r} could not be released", self._scheduler.cancel, call.request_id)
-        self._end_failed(call, error)
-
-    def _reject(self, call: Call, error: DslError) -> None:
-        """End a request that the scheduler never took; its lease waits for one child less."""
-        if (lease := call.request.lease) is not None:
-            self._quietly(f"lease {lease} could not be counted down", self._scheduler.release, lease, 1)
         self._end_failed(call, error)
 
     def _end_failed(self, call: Call, error: Exception) -> None:
