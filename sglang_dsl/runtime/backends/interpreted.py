@@ -1,0 +1,101 @@
+"""The Executor over Targets: what `local` and `mock` hand to the frontend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+from ...errors import SpecError
+from ...ir.execution import ConstraintReport, Executor, Meter, Run, RunSpec, Segment, resolve
+from ...ir.nodes import Node
+from ...ir.specs import ConstraintSpec
+from ..interpret.preview import preview
+from ..interpret.run import InterpretedRun
+from ..interpret.target import Target
+
+
+@runtime_checkable
+class HasTarget(Protocol):
+    """A backend that runs can use as a named model."""
+
+    @property
+    def target(self) -> Target:
+        """Its model."""
+
+
+class InterpretedExecutor:
+    """Implements `ir.execution.Executor` over one default Target and, per run, the named ones of its options.
+
+    Args:
+        close: releases what stands behind the target. Called once.
+    """
+
+    def __init__(self, name: str, target: Target, close: Callable[[], None]) -> None:
+        self.name = name
+        self._target = target
+        self._close: Callable[[], None] | None = close
+
+    @property
+    def target(self) -> Target:
+        """The default model."""
+        return self._target
+
+    def open(self, spec: RunSpec) -> Run:
+        """Begin a run.
+
+        Raises:
+            BackendNotFoundError: a named model's backend does not exist.
+            SpecError: a named model's backend has no model of its own.
+        """
+        return InterpretedRun(spec, {None: self._target, **_named(spec.options.models)})
+
+    def meter(self) -> Meter:
+        """Facts of the default model."""
+        return TargetMeter(self._target)
+
+    def close(self) -> None:
+        """Release the model. Idempotent; calls in flight fail."""
+        close, self._close = self._close, None
+        if close is not None:
+            close()
+
+    def __enter__(self) -> InterpretedExecutor:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class TargetMeter:
+    """Implements `ir.execution.Meter` over a Target's text model."""
+
+    def __init__(self, target: Target) -> None:
+        self.model = target.info.model
+        self.context_tokens = target.info.context_tokens
+        self.kv_bytes_per_token = target.info.kv_bytes_per_token
+        self._target = target
+
+    def render(self, path: Sequence[Node], values: Mapping[str, str]) -> tuple[Segment, ...]:
+        """See `Meter`."""
+        return preview(path, values, self._target.text)
+
+    def count(self, text: str) -> int:
+        """See `Meter`."""
+        return len(self._target.text.tokenizer.encode(text))
+
+    def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
+        """See `Meter`."""
+        return self._target.audit(constraint)
+
+
+def _named(models: Mapping[str, str | Executor]) -> dict[str | None, Target]:
+    named: dict[str | None, Target] = {}
+    for alias, backend in models.items():
+        executor = resolve(backend)
+        if not isinstance(executor, HasTarget):
+            raise SpecError(
+                f"models[{alias!r}] is the backend {executor.name!r}, which has no model of its own",
+                hint="name a backend such as 'local:smollm2' or a mock",
+            )
+        named[alias] = executor.target
+    return named

@@ -1,0 +1,150 @@
+"""Forks and joins: leases for the parent's prompt, and races that end the moment they are decided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from ...errors import BranchError, SpecError
+from ...ir.execution import MISSING, Outcome
+from ...ir.nodes import Fork, Join, references_in
+from .entry import Entry
+from .express import evaluate
+from .joins import Ended, decide
+from .machine import Machine
+from .model import entries_between
+
+
+def begin_fork(machine: Machine, entry: Entry) -> None:
+    """The parent's text is known: keep its state until each branch has made its first call."""
+    if not isinstance(entry.node, Fork):
+        return
+    machine.finish(entry, Outcome())
+    prompt = machine.default.prompt_after(entry)
+    if entry.node.size < 2 or not prompt.ids.length:
+        return
+    machine.take_lease(entry, machine.default.target, prompt.ids.flat(), entry.node.size)
+    if entry.claim is not None:  # this lease covers what the branch around it was promised
+        machine.settle_claim(entry.claim, give_back=True)
+    for claim in entry.claims.values():
+        machine.settle_claim(claim)
+
+
+def check_fork(machine: Machine, entry: Entry) -> None:
+    """Raise BranchError for a fork without branches."""
+    if isinstance(entry.node, Fork) and entry.node.size < 1:
+        raise BranchError(f"fork {entry.id!r} has {entry.node.size} branches", hint="fork into at least one branch")
+
+
+def check_join(machine: Machine, entry: Entry) -> None:
+    """What the border can see of a join: a fork that is one, as many branches as it has, a registered key.
+
+    Raises:
+        BranchError, SpecError.
+    """
+    join = entry.node
+    if not isinstance(join, Join):
+        return
+    fork = entry.scope.find(join.fork).node
+    if not isinstance(fork, Fork):
+        raise BranchError(f"join {entry.id!r} names {join.fork!r}, which is no fork")
+    if len(join.tips) != fork.size or len(join.values) != fork.size:
+        raise BranchError(f"join {entry.id!r} names {len(join.tips)} of the {fork.size} branches of {join.fork!r}")
+    if join.key is not None and join.key not in machine.registry:
+        raise SpecError(f"no join key is registered as {join.key!r}", origin=join.origin)
+    if join.k is not None and not 1 <= join.k <= fork.size:
+        raise SpecError(f"k={join.k} of the join is out of range", hint=f"give 1 to {fork.size}", origin=join.origin)
+    _close_branches(machine, entry.scope.find(join.fork), range(fork.size))
+
+
+def begin_join(machine: Machine, entry: Entry) -> None:
+    """Watch the branches; those that have ended already count in branch order."""
+    if isinstance(entry.node, Join):
+        Race(machine, entry, entry.node).begin()
+
+
+class Race:
+    """A join while its branches run: counts them in, and ends the losers once `decide` has a verdict."""
+
+    def __init__(self, machine: Machine, entry: Entry, join: Join) -> None:
+        self.machine = machine
+        self.entry = entry
+        self.join = join
+        self.fork = entry.scope.find(join.fork)
+        self.size = len(join.tips)
+        self.ended: list[Ended] = []
+        self.awaited: list[set[Entry]] = []
+        self.key: Callable[[Any], Any] | None = machine.registry.get(join.key or "")
+
+    def begin(self) -> None:
+        """Register with everything that is still open, then look at what is there."""
+        past: list[tuple[int, int]] = []
+        for branch in range(self.size):
+            sources = self._sources(branch)
+            failed = any(source.error for source in sources)
+            self.awaited.append(set() if failed else {source for source in sources if not source.ended})
+            for source in self.awaited[branch]:
+                source.watchers.append(partial(self._source_ended, branch))
+            if not self.awaited[branch]:
+                past.append((max(source.order for source in sources), branch))
+        self.ended.extend(self._end_of(branch) for _, branch in sorted(past))
+        self._decide()
+
+    def _sources(self, branch: int) -> list[Entry]:
+        """What the branch has to end before its value is there: its tip first."""
+        scope, expression = self.entry.scope, self.join.values[branch]
+        return [scope.find(self.join.tips[branch]), *(scope.find(r.node_id) for r in references_in(expression))]
+
+    def _source_ended(self, branch: int, source: Entry) -> None:
+        awaited = self.awaited[branch]
+        if self.entry.ended or source not in awaited:
+            return
+        awaited.discard(source)
+        if source.error is not None:
+            awaited.clear()
+        if not awaited:
+            self.ended.append(self._end_of(branch))
+            self.machine.attempt(self.entry, self._decide)
+
+    def _end_of(self, branch: int) -> Ended:
+        failed = [source.error for source in self._sources(branch) if source.error is not None]
+        if failed:
+            return Ended(branch, error=failed[0])
+        expression = self.join.values[branch]
+        if expression is None:
+            return Ended(branch, MISSING)
+        return Ended(branch, evaluate(expression, self.machine.lookup(self.entry)))
+
+    def _decide(self) -> None:
+        verdict = decide(self.join, self.size, self.ended, self.key)
+        if verdict is None:
+            return
+        self._end_losers()
+        if verdict.error is not None:
+            self.machine.fail(self.entry, verdict.error)
+            return
+        outcome = Outcome(value=verdict.value, text=self._text(), winners=verdict.winners)
+        self.machine.finish(self.entry, outcome)
+
+    def _end_losers(self) -> None:
+        running = set(range(self.size)) - {branch.branch for branch in self.ended}
+        if not running:
+            return
+        for child in list(self.fork.children):
+            if child.node.branch in running:
+                self.machine.cancel(child, f"the join of {self.join.name or self.join.fork!r} was decided without it")
+        _close_branches(self.machine, self.fork, running)
+
+    def _text(self) -> str:
+        if self.join.mode != "concat":
+            return ""
+        tips = (self.entry.scope.find(tip) for tip in self.join.tips)
+        said = (entry.outcome for tip in tips for entry in entries_between(self.fork, tip))
+        return "".join(outcome.text for outcome in said if outcome is not None)
+
+
+def _close_branches(machine: Machine, fork: Entry, branches: Iterable[int]) -> None:
+    """Nothing more is appended to these branches: what none of their nodes will claim is given back."""
+    for branch in branches:
+        machine.close_branch(fork, branch)

@@ -1,0 +1,296 @@
+"""Gens and selects: from a ready entry to requests, and from results to values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from ...errors import InvalidValueError, SpecError
+from ...ir.execution import Event, Meta, Outcome
+from ...ir.nodes import Gen, Reasoning, Reference, Select
+from ...ir.specs import SamplingSpec
+from ..schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequest, ScoreResult
+from .answer import accept, value_of
+from .choose import best, distinct, scored
+from .entry import Entry, Produced
+from .express import evaluate, text_of
+from .machine import Machine
+from .model import Model
+from .prompt import Prompt
+from .seeds import node_seed, own_seed
+from .sink import RunSink
+
+
+def check_gen(machine: Machine, entry: Entry) -> None:
+    """What the border can see of a gen: alias, constraint, validator, and a prompt that is too long already.
+
+    Raises:
+        DslError: see `Run.extend`.
+    """
+    gen = entry.node
+    if not isinstance(gen, Gen):
+        return
+    model = model_of(machine, gen)
+    model.audit(gen.constraint)
+    if gen.heal:
+        raise SpecError("heal=True is not supported by this runtime yet", hint="leave heal out", origin=gen.origin)
+    if gen.validator is not None and gen.validator not in machine.registry:
+        raise SpecError(f"no validator is registered as {gen.validator!r}", origin=gen.origin)
+    model.check_length(model.known_tokens(entry.context), gen.sampling.max_tokens, entry)
+
+
+def check_select(machine: Machine, entry: Entry) -> None:
+    """What the border can see of a select: alias and degenerate choices. Raises SpecError."""
+    select = entry.node
+    if not isinstance(select, Select):
+        return
+    model_of(machine, select)
+    distinct([choice if isinstance(choice, str) else "..." for choice in select.choices])
+
+
+def model_of(machine: Machine, call: Gen | Select) -> Model:
+    """The model a call names. Raises SpecError listing the aliases there are."""
+    if call.model in machine.models:
+        return machine.models[call.model]
+    known = ", ".join(sorted(alias for alias in machine.models if alias is not None)) or "none"
+    raise SpecError(
+        f"no model is called {call.model!r} in this run; named models: {known}",
+        hint=f"pass RunOptions(models={{{call.model!r}: ...}})",
+        origin=call.origin,
+    )
+
+
+def begin_gen(machine: Machine, entry: Entry) -> None:
+    """Start the first attempt."""
+    if isinstance(entry.node, Gen):
+        GenCall(machine, entry, entry.node).begin()
+
+
+def begin_select(machine: Machine, entry: Entry) -> None:
+    """Score the choices."""
+    if isinstance(entry.node, Select):
+        SelectCall(machine, entry, entry.node).begin()
+
+
+class _Call:
+    """What gens and selects share. Owner: the run's Machine, under the run's lock."""
+
+    def __init__(self, machine: Machine, entry: Entry, node: Gen | Select) -> None:
+        self.machine = machine
+        self.entry = entry
+        self.model = model_of(machine, node)
+        self.target = self.model.target
+        self.prompt: Prompt = self.model.seam_after(entry.context.anchor if entry.context else None)
+        self.prompt_ids = self.model.prompter.call_ids(self.prompt)
+        self.admitted = False
+
+    def label(self, *, sample: int = 0, attempt: int = 0) -> Label:
+        """Who asks."""
+        node = self.entry.node
+        return Label(
+            run_id=self.machine.run_id,
+            node_id=self.entry.id,
+            name=getattr(node, "name", None) or "",
+            sample=sample,
+            attempt=attempt,
+        )
+
+    def deadline_s(self, timeout_s: float | None = None) -> float | None:
+        """On the target's clock: the run's own, or an earlier one. Raises DeadlineError if the run's is over."""
+        left_s = self.machine.seconds_left(self.entry)
+        limits = [s for s in (left_s, timeout_s) if s is not None]
+        return self.target.now() + min(limits) if limits else None
+
+    def on_started(self) -> None:
+        """The first request was admitted."""
+        if not self.admitted:
+            self.admitted = True
+            self.machine.emit(Event(kind="started", node_id=self.entry.id, at_s=self.machine.now()))
+
+    def on_text(self, delta: str, token_ids: Sequence[int]) -> None:
+        """Text was released."""
+
+    def on_failed(self, error: Exception) -> None:
+        """A request ended without a result."""
+        self.machine.fail(self.entry, error)
+
+
+class GenCall(_Call):
+    """One gen: its reasoning part if it has one, then its answer; again, if the answer is refused and retries are left.
+
+    prompt | begin marker, reasoning, end marker | answer
+           ^ `self.prompt_ids`                   ^ `self.lead` ends here
+    """
+
+    def __init__(self, machine: Machine, entry: Entry, gen: Gen) -> None:
+        super().__init__(machine, entry, gen)
+        self.gen = gen
+        self.attempt = 0
+        self.lead: tuple[int, ...] = ()  # ids between the prompt and the answer
+        self.reasoning = ""
+        self.reasoning_tokens = 0
+        self.in_answer = False
+        self.seed = 0
+
+    def begin(self) -> None:
+        """Send the first request of an attempt."""
+        self.lead, self.reasoning, self.reasoning_tokens = (), "", 0
+        self.seed = self._derived_seed()
+        if self.gen.reasoning is None:
+            self._ask_answer()
+        else:
+            self._ask_reasoning(self.gen.reasoning)
+
+    def _derived_seed(self) -> int:
+        own = self.gen.sampling.seed
+        if own is not None:
+            return own_seed(own, self.gen.sample, self.attempt)
+        return node_seed(self.machine.seed, self.entry.id, self.gen.sample, self.attempt)
+
+    def _ask_reasoning(self, reasoning: Reasoning) -> None:
+        self.lead = self.model.prompter.marker_ids(reasoning.begin)
+        sampling = replace(
+            self.gen.sampling,
+            max_tokens=reasoning.budget_tokens or self.gen.sampling.max_tokens,
+            min_tokens=0,
+            stop=(reasoning.end,),
+            stop_regex=(),
+            include_stop=False,
+        )
+        self._send(sampling, constrained=False, done=partial(self._reasoned, reasoning))
+
+    def _reasoned(self, reasoning: Reasoning, result: GenerateResult) -> None:
+        end = self.model.prompter.marker_ids(reasoning.end)
+        tail = self.model.prompter.encode(result.tail_text) if result.tail_text else ()
+        self.lead = (*self.lead, *result.token_ids, *tail, *end)
+        self.reasoning, self.reasoning_tokens = result.text, result.generated_tokens
+        self._ask_answer()
+
+    def _ask_answer(self) -> None:
+        self._send(self.gen.sampling, constrained=True, done=self._answered)
+
+    def _send(self, sampling: SamplingSpec, *, constrained: bool, done: Callable[[GenerateResult], None]) -> None:
+        self.in_answer = constrained
+        prompt_ids = self.prompt_ids + self.lead
+        self.model.check_length(len(prompt_ids), sampling.max_tokens, self.entry)
+        self.machine.check_budget(self.entry)
+        options = self.machine.spec.options
+        request = GenerateRequest(
+            request_id=f"{self.machine.run_id}/{self.entry.id}/{self.attempt}{'' if constrained else '/reasoning'}",
+            prompt_ids=prompt_ids,
+            sampling=replace(sampling, seed=self.seed),
+            constraint=self.gen.constraint if constrained else None,
+            namespace=self.model.namespace,
+            lease=self.machine.spend_claim(self.entry, self.target),
+            priority=options.priority,
+            deadline_s=self.deadline_s(self.gen.timeout_s),
+            critical_tokens=self.machine.critical_tokens(self.entry),
+            label=self.label(sample=self.gen.sample, attempt=self.attempt),
+        )
+        self.machine.submit(self.target, request, RunSink(self.machine, self, done), self.entry)
+
+    def on_text(self, delta: str, token_ids: Sequence[int]) -> None:
+        """Pass text on, unless it may yet be refused and made again."""
+        self.machine.spend_tokens(len(token_ids))
+        if delta and self.in_answer and self.gen.retries == 0 and not self.entry.ended:
+            self._emit_text(delta)
+
+    def _emit_text(self, delta: str) -> None:
+        self.machine.emit(Event(kind="text", node_id=self.entry.id, text=delta, at_s=self.machine.now()))
+
+    def _answered(self, result: GenerateResult) -> None:
+        try:
+            value = value_of(
+                self.gen, result.text, cut=result.finish_reason == "length", tokens=result.generated_tokens
+            )
+            if self.gen.validator is not None:
+                accept(self.gen, value, result.text, self.machine.registry[self.gen.validator])
+        except InvalidValueError:
+            if self.attempt >= self.gen.retries:
+                raise
+            self.attempt += 1
+            self.begin()
+            return
+        if self.gen.retries and result.text:
+            self._emit_text(result.text)
+        self.entry.produced = Produced(
+            self.target, self.lead + tuple(result.token_ids), result.text, tail_text=result.tail_text
+        )
+        self.machine.finish(self.entry, Outcome(value=value, text=result.text, meta=self._meta(result)))
+
+    def _meta(self, result: GenerateResult) -> Meta:
+        shift = self.target.now() - self.machine.now()
+        return Meta(
+            token_ids=tuple(result.token_ids),
+            finish_reason=result.finish_reason,
+            matched=result.matched,
+            prompt_tokens=result.prompt_tokens,
+            cached_tokens=result.cached_tokens,
+            computed_tokens=result.computed_tokens,
+            generated_tokens=result.generated_tokens + self.reasoning_tokens,
+            token_scores=result.token_scores,
+            reasoning=self.reasoning,
+            attempts=self.attempt + 1,
+            seed=self.seed,
+            model=self.target.info.model,
+            weight_version=result.weight_version,
+            started_s=result.started_s - shift,
+            first_token_s=result.first_token_s - shift,
+            finished_s=result.finished_s - shift,
+        )
+
+
+class SelectCall(_Call):
+    """One select. Choices are encoded alone after the seam; a single choice is chosen without a call."""
+
+    def __init__(self, machine: Machine, entry: Entry, select: Select) -> None:
+        super().__init__(machine, entry, select)
+        self.select = select
+        lookup = machine.lookup(entry)
+        texts = [text_of(evaluate(c, lookup)) if isinstance(c, Reference) else c for c in select.choices]
+        self.choices = distinct(texts)
+        self.ids = [self.model.prompter.encode(choice) for choice in self.choices]
+
+    def begin(self) -> None:
+        """Send the request."""
+        if len(self.choices) == 1:
+            self._choose(0, Meta(token_ids=self.ids[0], finish_reason="selected", model=self.target.info.model))
+            return
+        self.model.check_length(len(self.prompt_ids), max(map(len, self.ids)), self.entry)
+        request = ScoreRequest(
+            request_id=f"{self.machine.run_id}/{self.entry.id}",
+            prompt_ids=self.prompt_ids,
+            continuations=self.ids,
+            unconditional=self.select.method == "unconditional",
+            namespace=self.model.namespace,
+            lease=self.machine.spend_claim(self.entry, self.target),
+            priority=self.machine.spec.options.priority,
+            deadline_s=self.deadline_s(),
+            critical_tokens=self.machine.critical_tokens(self.entry),
+            label=self.label(),
+        )
+        self.machine.submit(self.target, request, RunSink(self.machine, self, self._scored), self.entry)
+
+    def _scored(self, result: ScoreResult) -> None:
+        scores = scored(self.choices, self.ids, result, self.select.method)
+        shift = self.target.now() - self.machine.now()
+        index = best(scores)
+        meta = Meta(
+            token_ids=self.ids[index],
+            finish_reason="selected",
+            prompt_tokens=result.prompt_tokens,
+            cached_tokens=result.cached_tokens,
+            computed_tokens=result.computed_tokens,
+            choices=scores,
+            model=self.target.info.model,
+            weight_version=result.weight_version,
+            started_s=result.started_s - shift,
+            finished_s=result.finished_s - shift,
+        )
+        self._choose(index, meta)
+
+    def _choose(self, index: int, meta: Meta) -> None:
+        text = self.choices[index]
+        self.entry.produced = Produced(self.target, self.ids[index], text)
+        self.machine.finish(self.entry, Outcome(value=text, text=text, meta=meta))

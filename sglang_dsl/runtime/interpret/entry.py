@@ -1,0 +1,172 @@
+"""A node in a run: where it stands and who waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextvars import Context
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from ...errors import GraphError
+from ...ir.execution import Outcome
+from ...ir.nodes import Fork, Gen, Input, Join, Loop, Map, Node, Return, Select, Switch, Tool
+from ..schedule.request import LeaseId
+from ..text.protocol import TextPiece
+from .target import Target
+
+Status: TypeAlias = Literal["waiting", "running", "done", "failed", "cancelled"]
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One branch's share in the lease of its fork's prompt.
+
+    It is spent by the branch's first call, or by a fork below that takes a lease of its own; it is given back when the
+    branch is `closed` and no node of it can spend it any more. `spenders` counts those that still can.
+    """
+
+    fork: Entry
+    spenders: int = 0
+    closed: bool = False
+    spent: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One node of one run. Owner: the run's Machine, under the run's lock.
+
+    placed: the text up to and including this node is known, so what hangs on it in context may go on.
+    anchor: the entry whose prompt stands after this node: itself if it adds text, else its context's.
+    missing: how many signals (context placed, values there) it still waits for before it begins.
+    """
+
+    id: str
+    node: Node
+    scope: Scope
+    context: Entry | None
+    future: Future[Outcome] = field(default_factory=Future)
+    status: Status = "waiting"
+    placed: bool = False
+    anchor: Entry | None = None
+    missing: int = 0
+    outcome: Outcome | None = None
+    error: Exception | None = None
+    children: list[Entry] = field(default_factory=list)
+    on_place: list[Entry] = field(default_factory=list)
+    on_done: list[Entry] = field(default_factory=list)
+    watchers: list[Callable[[Entry], None]] = field(default_factory=list)
+    claim: Claim | None = None
+    claims: dict[int, Claim] = field(default_factory=dict)  # forks: by branch
+    lease: tuple[Target, LeaseId] | None = None  # forks
+    pieces: tuple[TextPiece, ...] = ()  # texts
+    produced: Produced | None = None  # gens and selects
+    variables: Context | None = None  # tools: the caller's context variables
+    order: int = -1  # the how-manieth to end in its run
+    stop: Callable[[str], None] | None = None  # how to end what runs for it outside, with a reason
+
+    @classmethod
+    def door(cls, region: Entry, scope: Scope) -> Entry:
+        """The way into a sub-graph: what the roots of `scope` hang on. Stands where its region's text stands so far."""
+        door = cls(scope.prefix, _DOOR, scope, region, status="done", placed=True, claim=region.claim)
+        region.children.append(door)
+        return door
+
+    @property
+    def heirs(self) -> Iterator[Entry]:
+        """What hangs on it in context, the insides of a region included."""
+        for child in self.children:
+            if child.node is _DOOR:
+                yield from child.heirs
+            else:
+                yield child
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.status not in ("waiting", "running")
+
+    @property
+    def adds_text(self) -> bool:
+        """Whether its prompt differs from its context's (or, for a fork, is a seam)."""
+        return not passes_through(self.node)
+
+    @property
+    def may_spend(self) -> bool:
+        """Whether it may spend the claim of the branch it stands in."""
+        return isinstance(self.node, (Gen, Select, Fork, Switch, Loop, Map))
+
+    def below(self) -> Iterator[Entry]:
+        """Itself and all that lies below in context, parents first."""
+        stack = [self]
+        while stack:
+            entry = stack.pop()
+            yield entry
+            stack.extend(reversed(entry.children))
+
+
+_DOOR = Node(id="")
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """What a call appended: its ids after the seam under `target`, `tail_text` beyond them, and the whole text."""
+
+    target: Target
+    token_ids: tuple[int, ...]
+    text: str
+    tail_text: str = ""
+
+
+def passes_through(node: Node) -> bool:
+    """Whether what hangs on this node in context need not wait for its value: it adds no text and is no seam."""
+    return isinstance(node, (Input, Return, Tool, Map)) or (isinstance(node, Join) and node.mode != "concat")
+
+
+class Scope:
+    """The entries a node's references can name: its own graph's, then those around it.
+
+    `prefix` stands in front of the ids of nodes in sub-graphs: region id, then arm, iteration or item.
+    """
+
+    __slots__ = ("_names", "bound", "outer", "prefix", "region")
+
+    def __init__(self, prefix: str = "", outer: Scope | None = None, region: Entry | None = None) -> None:
+        self.prefix = prefix
+        self.outer = outer
+        self.region = region
+        self.bound: dict[str, Any] = {}  # inputs of this graph by node id
+        self._names: dict[str, Entry] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Make an entry known under its node's own id."""
+        self._names[entry.node.id] = entry
+
+    def remove(self, entry: Entry) -> None:
+        """Forget an entry."""
+        del self._names[entry.node.id]
+
+    def find(self, node_id: str) -> Entry:
+        """The entry of that id, nearest first.
+
+        Raises:
+            GraphError: there is none.
+        """
+        scope: Scope | None = self
+        while scope is not None:
+            if node_id in scope._names:
+                return scope._names[node_id]
+            scope = scope.outer
+        raise GraphError(f"node {node_id!r} is mentioned, but no node of that id was appended before")
+
+    def encloses(self, entry: Entry) -> bool:
+        """Whether `entry` is a region around this scope."""
+        scope: Scope | None = self
+        while scope is not None:
+            if scope.region is entry:
+                return True
+            scope = scope.outer
+        return False
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self._names

@@ -1,0 +1,154 @@
+"""When a join is decided, and what it is worth. Pure: branches in, verdict out.
+
+    mode      decided                                        value
+    all       every branch has ended                         list; any failure is a JoinError that holds every result
+    settle    every branch has ended                         list of values, errors and MISSING
+    first     k branches have succeeded                      list of those k values, in branch order
+    quorum    k branches agree on a value                    that value
+    vote      no other value can overtake the leader         that value; a tie goes to the lowest branch
+    best      every branch has ended                         the value with the highest key; a tie goes to the lowest branch
+    concat    every branch has ended                         list, like all; the branches' text is appended
+
+Failed branches never win. If a mode can no longer succeed, the join fails at once, holding what there is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import CancelledError, JoinError
+from ...ir.execution import MISSING
+from ...ir.nodes import Join
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A branch that has ended: its index, and its value or its error. In the order in which branches ended."""
+
+    branch: int
+    value: Any = None
+    error: Exception | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the branch has a value to offer."""
+        return self.error is None and self.value is not MISSING
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of a join. winners: the branches that decided, in deciding order."""
+
+    value: Any = None
+    winners: tuple[int, ...] = ()
+    error: JoinError | None = None
+
+
+def decide(join: Join, size: int, ended: Sequence[Ended], key: Callable[[Any], Any] | None = None) -> Verdict | None:
+    """The verdict, or None while the branches that still run matter.
+
+    Args:
+        size: number of branches.
+        ended: those that have ended, in order.
+        key: of mode `best`. What it raises goes through.
+    """
+    good = [branch for branch in ended if branch.succeeded]
+    running = size - len(ended)
+    match join.mode:
+        case "first":
+            return _first(join, size, ended, good, running)
+        case "quorum":
+            return _quorum(join, size, ended, good, running)
+        case "vote":
+            return _vote(join, size, ended, good, running)
+    if running:
+        return None
+    if join.mode == "best":
+        return _best(join, size, ended, good, key)
+    results = results_of(size, ended)
+    winners = tuple(branch.branch for branch in good)
+    failed = [branch for branch in ended if branch.error is not None]
+    if failed and join.mode != "settle":
+        return _failed(join, size, ended, _names_failures(failed))
+    return Verdict(results, winners)
+
+
+def results_of(size: int, ended: Sequence[Ended]) -> list[Any]:
+    """Per branch its value or its error; for one that was cut short, a CancelledError."""
+    results: list[Any] = [CancelledError(f"branch {i} was cancelled: the join was decided") for i in range(size)]
+    for branch in ended:
+        results[branch.branch] = branch.value if branch.error is None else branch.error
+    return results
+
+
+def _first(join: Join, size: int, ended: Sequence[Ended], good: list[Ended], running: int) -> Verdict | None:
+    wanted = join.k or 1
+    if len(good) >= wanted:
+        winners = good[:wanted]
+        return Verdict([b.value for b in sorted(winners, key=lambda b: b.branch)], tuple(b.branch for b in winners))
+    if len(good) + running < wanted:
+        return _failed(
+            join, size, ended, f"only {len(good) + running} of the {wanted} wanted branches can still succeed"
+        )
+    return None
+
+
+def _quorum(join: Join, size: int, ended: Sequence[Ended], good: list[Ended], running: int) -> Verdict | None:
+    wanted = join.k or size // 2 + 1
+    ballots = _ballots(good)
+    for group in ballots:
+        if len(group) >= wanted:
+            return Verdict(group[0].value, tuple(b.branch for b in group[:wanted]))
+    if running + max(map(len, ballots), default=0) < wanted:
+        return _failed(join, size, ended, f"no value can still be agreed on by {wanted} branches")
+    return None
+
+
+def _vote(join: Join, size: int, ended: Sequence[Ended], good: list[Ended], running: int) -> Verdict | None:
+    ballots = sorted(_ballots(good), key=lambda group: (-len(group), min(b.branch for b in group)))
+    if not ballots:
+        return None if running else _failed(join, size, ended, "no branch has a value to vote for")
+    leader = ballots[0]
+    second = len(ballots[1]) if len(ballots) > 1 else 0
+    if running and len(leader) <= second + running:
+        return None
+    return Verdict(leader[0].value, tuple(b.branch for b in leader))
+
+
+def _best(
+    join: Join, size: int, ended: Sequence[Ended], good: list[Ended], key: Callable[[Any], Any] | None
+) -> Verdict:
+    if not good:
+        return _failed(join, size, ended, "no branch has a value to compare")
+    in_order = sorted(good, key=lambda b: b.branch)
+    winner = max(in_order, key=lambda b: b.value if key is None else key(b.value))
+    return Verdict(winner.value, (winner.branch,))
+
+
+def _ballots(good: Sequence[Ended]) -> list[list[Ended]]:
+    """Branches with equal values, in the order in which the values came up. Values are JSON, so equal means equal JSON."""
+    groups: dict[str, list[Ended]] = {}
+    for branch in good:
+        groups.setdefault(json.dumps(branch.value, sort_keys=True, default=repr), []).append(branch)
+    return list(groups.values())
+
+
+def _failed(join: Join, size: int, ended: Sequence[Ended], why: str) -> Verdict:
+    error = JoinError(
+        f"the join of {join.name or join.fork!r} ({join.mode}) failed: {why}",
+        results=results_of(size, ended),
+        hint="error.results holds every branch's value or error; join with mode='settle' to get them as a list",
+        origin=join.origin,
+    )
+    error.__cause__ = next((branch.error for branch in ended if branch.error is not None), None)
+    return Verdict(error=error)
+
+
+def _names_failures(failed: Sequence[Ended]) -> str:
+    worst = min(failed, key=lambda b: b.branch)
+    more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+    what = getattr(worst.error, "what", str(worst.error))
+    return f"branch {worst.branch} raised {type(worst.error).__name__}: {what}{more}"

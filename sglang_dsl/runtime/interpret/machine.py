@@ -1,0 +1,484 @@
+"""The state machine of a run: which entries wait, begin, end; how ends and failures travel.
+
+Signals between entries:
+
+    context --placed--> its children        text up to here is known: they may be placed in turn
+    value   --done----> who mentions it     data and control edges
+    failure ----------> both, at once       the first cause, unchanged
+
+All methods run inside a `turn`, under the run's one lock, and never wait. What has to happen outside goes to the Outbox.
+What a kind of node *does* stands in the other files of this folder; `kinds.py` lists them.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+from ...errors import BranchError, CancelledError, DeadlineError, DslError, EngineClosedError, GraphError, RunError
+from ...ir.execution import Event, EventKind, Outcome, RunSpec
+from ...ir.nodes import Gen, Node, data_of
+from ..plan.critical import longest_path
+from ..schedule.request import Request, Sink
+from .entry import Claim, Entry, Scope
+from .events import EventLog
+from .express import Lookup
+from .model import Model
+from .outbox import Outbox
+from .seeds import draw_seed
+from .tally import Tally
+from .target import Target
+from .threads import ToolThreads
+
+Begin: TypeAlias = "Callable[[Machine, Entry], None]"
+
+
+class Kinds(NamedTuple):
+    """Per node class: what to check when an entry is taken in (raises DslError), and what to do when it begins."""
+
+    check: Mapping[type[Node], Begin]
+    begin: Mapping[type[Node], Begin]
+
+
+class Machine:
+    """The entries of one run.
+
+    Args:
+        models: by alias; None is the default model.
+    """
+
+    def __init__(self, spec: RunSpec, models: Mapping[str | None, Model], kinds: Kinds) -> None:
+        self.spec = spec
+        self.run_id = uuid.uuid4().hex[:16]
+        self.seed = draw_seed() if spec.options.seed is None else spec.options.seed
+        self.models = models
+        self.registry: dict[str, Callable[..., Any]] = dict(spec.registry)
+        self.root = Scope()
+        self.entries: dict[str, Entry] = {}
+        self.events = EventLog()
+        self.tally = Tally()
+        self.error: Exception | None = None
+        self.unended = 0
+        self.started_s = self.default.target.now()
+        self.deadline_s = None if spec.options.deadline_s is None else self.started_s + spec.options.deadline_s
+        self._kinds = kinds
+        self._lock = threading.Lock()
+        self._outbox = Outbox()
+        self._ready: deque[Entry] = deque()
+        self._requests: dict[Target, list[tuple[Request, Sink, Entry]]] = {}
+        self._leased: list[Entry] = []
+        self._generated_tokens = 0
+        self.pure_calls: dict[tuple[str, str], Entry] = {}  # (tool, its arguments as JSON)
+        self.tool_threads = ToolThreads()
+        self.on_idle: Callable[[], None] = _nothing
+        self._sealed = False
+        self._idle = False
+
+    @property
+    def default(self) -> Model:
+        """The model of calls that name none."""
+        return self.models[None]
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the run's lock; at the end, let go on what can, and then do outside what was posted."""
+        try:
+            with self._lock:
+                yield
+                self.settle()
+                self._end_if_idle()
+        finally:
+            self._outbox.flush()
+
+    # Taking nodes in
+
+    def take(self, nodes: Iterable[Node], scope: Scope, context: Entry | None = None) -> list[Entry]:
+        """Make entries of nodes and link them: all of them, or none where this raises.
+
+        Args:
+            context: stands in where a node has no context of its own (the root of a sub-graph).
+
+        Raises:
+            DslError: what the border can see.
+        """
+        taken: list[Entry] = []
+        try:
+            for node in nodes:
+                taken.append(self._take(node, scope, context))
+        except DslError as error:
+            for entry in reversed(taken):
+                self._untake(entry)
+            raise error.at(node.origin) from None
+        return taken
+
+    def _take(self, node: Node, scope: Scope, context: Entry | None) -> Entry:
+        if node.id in scope:
+            raise GraphError(f"node id {node.id!r} is taken")
+        if type(node) not in self._kinds.begin and type(node) not in self._kinds.check:
+            raise GraphError(f"node {node.id!r} is of kind {node.kind!r}, which this runtime cannot execute")
+        entry = Entry(scope.prefix + node.id, node, scope, context)
+        entry.future.set_running_or_notify_cancel()  # from here on, cancelling the future is without effect
+        scope.add(entry)
+        self.entries[entry.id] = entry
+        self.unended += 1
+        try:
+            self._link(entry)
+            if (check := self._kinds.check.get(type(node))) is not None:
+                check(self, entry)
+        except DslError:
+            self._untake(entry)
+            raise
+        if entry.missing == 0:
+            self._ready.append(entry)
+        return entry
+
+    def _untake(self, entry: Entry) -> None:
+        """Undo `_take` of an entry that has not begun and that nothing else hangs on."""
+        entry.status = "cancelled"
+        entry.scope.remove(entry)
+        del self.entries[entry.id]
+        self.unended -= 1
+        if entry.claim is not None and entry.may_spend:
+            entry.claim.spenders -= 1
+        for source in (entry.context, *map(entry.scope.find, (*self._waits_for(entry.node), *entry.node.control))):
+            for waiting in () if source is None else (source.children, source.on_place, source.on_done):
+                if entry in waiting:
+                    waiting.remove(entry)
+
+    def _link(self, entry: Entry) -> None:
+        node, scope = entry.node, entry.scope
+        if node.context is not None:
+            entry.context = scope.find(node.context)
+        self._join_branch(entry)
+        if entry.context is not None:
+            _raise_error_of(entry.context)
+            entry.context.children.append(entry)
+            if not entry.context.placed:
+                entry.missing += 1
+                entry.context.on_place.append(entry)
+        for node_id in dict.fromkeys((*self._waits_for(node), *node.control)):
+            source = scope.find(node_id)
+            if not scope.encloses(source):
+                self.await_value(entry, source)
+        if entry.context is None or entry.context.placed:
+            self._signal_placed(entry)
+
+    def _waits_for(self, node: Node) -> Sequence[str]:
+        return () if node.kind == "join" else data_of(node)
+
+    def await_value(self, entry: Entry, source: Entry) -> None:
+        """`entry` begins only once `source` is done; it fails with it. Raises the cause if that has failed already."""
+        if source.status == "done":
+            return
+        _raise_error_of(source)
+        entry.missing += 1
+        source.on_done.append(entry)
+
+    def _join_branch(self, entry: Entry) -> None:
+        """Which branch's claim the entry stands under."""
+        context, branch = entry.context, entry.node.branch
+        if context is None:
+            return
+        entry.claim = context.claim
+        if branch is not None:
+            if branch < 0 or branch >= getattr(context.node, "size", 0):
+                raise BranchError(
+                    f"node {entry.id!r} names branch {branch} of {context.id!r}, which has no such branch"
+                )
+            entry.claim = self.claim_of(context, branch)
+        if entry.claim is not None and entry.may_spend:
+            entry.claim.spenders += 1
+
+    # Progress
+
+    def settle(self) -> None:
+        """Begin everything that is ready, then post the requests that came of it, one submit per target."""
+        while self._ready:
+            entry = self._ready.popleft()
+            if entry.status == "waiting":
+                entry.status = "running"
+                self.attempt(entry, partial(self._kinds.begin[type(entry.node)], self, entry))
+        for target, requests in self._requests.items():
+            for request, _, entry in requests:
+                if entry.ended and request.lease is not None:  # fell in this very turn: its share was spent for nothing
+                    self._outbox.post(partial(target.release, request.lease, 1))
+            live = [(request, sink) for request, sink, entry in requests if not entry.ended]
+            if live:
+                self._outbox.post(partial(self._submit, target, live))
+        self._requests.clear()
+
+    def attempt(self, entry: Entry, action: Callable[[], None]) -> None:
+        """Run an entry's action; whatever goes wrong in it is that entry's failure, never the engine thread's."""
+        try:
+            action()
+        except DslError as error:
+            self.fail(entry, error.at(entry.node.origin))
+        except Exception as error:  # noqa: BLE001 - a fault in one node must not hang the run
+            failure = RunError(f"{entry.id!r} failed unexpectedly: {error!r}", origin=entry.node.origin)
+            failure.__cause__ = error
+            self.fail(entry, failure)
+
+    def place(self, entry: Entry, anchor: Entry | None) -> None:
+        """The text up to and including `entry` is known and stands at `anchor`."""
+        entry.anchor, entry.placed = anchor, True
+        waiting, entry.on_place = entry.on_place, []
+        for child in waiting:
+            if not child.ended:
+                self._signal_placed(child)
+                self._signal(child)
+
+    def _signal_placed(self, entry: Entry) -> None:
+        if not entry.adds_text and not entry.placed:
+            self.place(entry, entry.context.anchor if entry.context else None)
+
+    def _signal(self, entry: Entry) -> None:
+        entry.missing -= 1
+        if entry.missing == 0 and entry.status == "waiting":
+            self._ready.append(entry)
+
+    def finish(self, entry: Entry, outcome: Outcome) -> None:
+        """`entry` is done, and its text stands at itself if it was not placed before."""
+        if entry.ended:
+            return
+        entry.status, entry.outcome = "done", outcome
+        if not entry.placed:
+            self.place(entry, entry)
+        waiting, entry.on_done = entry.on_done, []
+        for dependent in waiting:
+            if not dependent.ended:
+                self._signal(dependent)
+        self._end(entry, "finished")
+
+    def fail(self, entry: Entry, error: Exception) -> None:
+        """`entry` and all that depends on it fail with `error`, at once. Calls of theirs that run are ended."""
+        self.error = self.error or error
+        self._fell(entry, error, "failed")
+
+    def cancel(self, entry: Entry, reason: str) -> None:
+        """End `entry` and all below it in context; what depends on their values fails with this CancelledError."""
+        error = CancelledError(
+            f"{entry.id!r} was cancelled" + (f": {reason}" if reason else ""), origin=entry.node.origin
+        )
+        below = list(entry.below())
+        for each in below:
+            if not each.ended:
+                self._drop(each, error, "cancelled")
+        for each in below:
+            self._spread(each, error)
+
+    def _fell(self, entry: Entry, error: Exception, status: EventKind) -> None:
+        if not entry.ended:
+            self._drop(entry, error, status)
+            self._spread(entry, error)
+
+    def _spread(self, entry: Entry, error: Exception) -> None:
+        """Fail what depends on a fallen entry, without recursion."""
+        stack = [entry]
+        while stack:
+            fallen = stack.pop()
+            if fallen.status == "done":
+                continue
+            dependents = (*fallen.on_place, *fallen.on_done, *fallen.heirs)
+            fallen.on_place, fallen.on_done = [], []
+            for dependent in dependents:
+                if not dependent.ended:
+                    self._drop(dependent, error, "failed")
+                    stack.append(dependent)
+
+    def _drop(self, entry: Entry, error: Exception, status: EventKind) -> None:
+        entry.status = "cancelled" if status == "cancelled" else "failed"
+        entry.error = error
+        if entry.stop is not None:
+            entry.stop(str(error))
+        self._end(entry, status)
+
+    def _end(self, entry: Entry, kind: EventKind) -> None:
+        entry.order = len(self.entries) - self.unended
+        self.unended -= 1
+        entry.stop = None
+        if entry.claim is not None and entry.may_spend:
+            entry.claim.spenders -= 1
+            self.settle_claim(entry.claim)
+        self.emit(Event(kind=kind, node_id=entry.id, outcome=entry.outcome, error=entry.error, at_s=self.now()))
+        self._outbox.post(partial(_resolve, entry))
+        watchers, entry.watchers = entry.watchers, []
+        for watcher in watchers:
+            watcher(entry)
+
+    def cancel_all(self, reason: str) -> None:
+        """End every entry that has not ended."""
+        for entry in list(self.entries.values()):
+            if not entry.ended:
+                self.cancel(entry, reason)
+
+    def seal(self) -> None:
+        """No more nodes come from outside: what branches were promised and will not use is given back."""
+        self._sealed = True
+        for fork in self._leased:
+            for branch in range(getattr(fork.node, "size", 0)):
+                self.close_branch(fork, branch)
+
+    def _end_if_idle(self) -> None:
+        if self._sealed and not self.unended and not self._idle:
+            self._idle = True
+            self._end_leases()
+            self.tool_threads.close()
+            self.on_idle()
+
+    # Leases
+
+    def take_lease(self, fork: Entry, target: Target, prompt_ids: Sequence[int], children: int) -> None:
+        """Keep a fork's prompt until `children` branches have spent their claims."""
+        namespace = self.default.namespace
+        fork.lease = (target, target.lease(prompt_ids, namespace, children))
+        self._leased.append(fork)
+
+    def spend_claim(self, entry: Entry, target: Target) -> int | None:
+        """The lease a call of `entry` to `target` has to name, if it is its branch's first; else None."""
+        claim = entry.claim
+        if claim is None or claim.spent or claim.fork.lease is None:
+            return None
+        if claim.fork.lease[0] is not target:
+            return None
+        claim.spent = True
+        return claim.fork.lease[1]
+
+    def settle_claim(self, claim: Claim | None, *, give_back: bool = False) -> None:
+        """Give a claim back once nothing can spend it any more (or at once, with `give_back`)."""
+        if claim is None or claim.spent or claim.fork.lease is None:
+            return
+        if give_back or (claim.closed and claim.spenders == 0):
+            claim.spent = True
+            target, lease = claim.fork.lease
+            self._outbox.post(partial(target.release, lease, 1))
+
+    def claim_of(self, fork: Entry, branch: int) -> Claim:
+        """The claim of one branch."""
+        return fork.claims.setdefault(branch, Claim(fork))
+
+    def close_branch(self, fork: Entry, branch: int) -> None:
+        """No more nodes come in this branch."""
+        claim = self.claim_of(fork, branch)
+        claim.closed = True
+        self.settle_claim(claim)
+
+    def _end_leases(self) -> None:
+        """No more calls come: end whatever lease is left."""
+        for fork in self._leased:
+            if fork.lease is not None:
+                target, lease = fork.lease
+                self._outbox.post(partial(target.release, lease))
+        self._leased.clear()
+
+    # Outside
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return self.default.target.now() - self.started_s
+
+    def submit(self, target: Target, request: Request, sink: Sink, entry: Entry) -> None:
+        """Queue a request; all that are queued before the end of `settle` go out together."""
+        entry.stop = partial(self._cancel_request, target, request.request_id)
+        self._requests.setdefault(target, []).append((request, sink, entry))
+
+    def lookup(self, entry: Entry) -> Lookup:
+        """How `entry`'s references find their values."""
+
+        def value_of(node_id: str) -> Any:
+            source = entry.scope.find(node_id)
+            return source.outcome.value if source.outcome is not None else None
+
+        return value_of
+
+    def seconds_left(self, entry: Entry) -> float | None:
+        """Until the run's deadline, if it has one.
+
+        Raises:
+            DeadlineError: it has passed before `entry` began.
+        """
+        if self.deadline_s is None:
+            return None
+        left_s = self.deadline_s - self.default.target.now()
+        if left_s <= 0:
+            raise DeadlineError(
+                f"the run's deadline of {self.spec.options.deadline_s} s passed before {entry.id!r} began",
+                origin=entry.node.origin,
+            )
+        return left_s
+
+    def check_budget(self, entry: Entry) -> None:
+        """Raise DeadlineError if the run may generate no more tokens."""
+        limit = self.spec.options.token_budget
+        if limit is not None and self._generated_tokens >= limit:
+            raise _out_of_budget(limit, entry)
+
+    def spend_tokens(self, tokens: int) -> None:
+        """Tokens were generated; once the run's budget is spent, every call that runs fails."""
+        self._generated_tokens += tokens
+        limit = self.spec.options.token_budget
+        if limit is None or self._generated_tokens < limit or not tokens:
+            return
+        for entry in list(self.entries.values()):
+            if isinstance(entry.node, Gen) and entry.status == "running":
+                self.fail(entry, _out_of_budget(limit, entry))
+
+    def critical_tokens(self, entry: Entry) -> int:
+        """Tokens that may have to be generated on the longest path that waits for `entry`, its own included."""
+        return longest_path(entry, _followers, _most_tokens)
+
+    def post(self, act: Callable[[], None]) -> None:
+        """Do something outside the run's lock."""
+        self._outbox.post(act)
+
+    def emit(self, event: Event) -> None:
+        """Log an event and tell the listeners."""
+        for listener in self.events.append(event):
+            self._outbox.post(partial(listener, event))
+
+    def _cancel_request(self, target: Target, request_id: str, reason: str) -> None:
+        self._outbox.post(partial(target.cancel, [request_id], reason))
+
+    def _submit(self, target: Target, requests: list[tuple[Request, Sink]]) -> None:
+        try:
+            target.submit(requests)
+        except EngineClosedError as error:
+            for _, sink in requests:
+                sink.done(error)
+
+
+def _nothing() -> None:
+    """Nobody asked to be told."""
+
+
+def _out_of_budget(limit: int, entry: Entry) -> DeadlineError:
+    return DeadlineError(
+        f"the run's token budget of {limit} was spent before {entry.id!r} ended",
+        hint="raise RunOptions(token_budget=...), or lower max_tokens",
+        origin=entry.node.origin,
+    )
+
+
+def _followers(entry: Entry) -> Iterator[Entry]:
+    yield from entry.heirs
+    yield from entry.on_done
+
+
+def _most_tokens(entry: Entry) -> int:
+    return entry.node.sampling.max_tokens if isinstance(entry.node, Gen) and not entry.ended else 0
+
+
+def _raise_error_of(entry: Entry) -> None:
+    if entry.error is not None:
+        raise entry.error
+
+
+def _resolve(entry: Entry) -> None:
+    if entry.error is not None:
+        entry.future.set_exception(entry.error)
+    else:
+        entry.future.set_result(entry.outcome or Outcome())

@@ -1,0 +1,173 @@
+"""Switch, loop and map: sub-graphs executed inside a run.
+
+The nodes of a sub-graph become entries of the run, under ids of their own: `region/arm`, `region/iteration` or
+`region/item` in front. Their roots hang on a door, which stands where the region's text stands so far:
+
+    context --- region ------------------ what follows
+                  '- door - arm's nodes -'  (its last text is where the region's text stands)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from ...errors import GraphError
+from ...ir.execution import Outcome
+from ...ir.graph import Graph
+from ...ir.nodes import Arm, Expression, Input, Loop, Map, Return, Switch, references_in
+from .entry import Entry, Scope
+from .express import evaluate
+from .machine import Machine
+
+
+def begin_switch(machine: Machine, entry: Entry) -> None:
+    """Run the one arm that names the value, or the arm that names none.
+
+    Raises:
+        GraphError: no arm takes the value.
+    """
+    switch = entry.node
+    if not isinstance(switch, Switch):
+        return
+    value = evaluate(switch.on, machine.lookup(entry))
+    index = _arm_of(switch.arms, value)
+    if index is None:
+        raise GraphError(f"no arm of switch {entry.id!r} takes the value {value!r}", hint="give it a default arm")
+    arm = switch.arms[index]
+    body = Body(machine, entry, arm.graph, str(index), entry.context)
+    body.run(arm.result, partial(_finish_region, machine, entry))
+
+
+def begin_loop(machine: Machine, entry: Entry) -> None:
+    """Run the first iteration."""
+    if isinstance(entry.node, Loop):
+        _iterate(machine, entry, entry.node, 0, entry.context)
+
+
+def begin_map(machine: Machine, entry: Entry) -> None:
+    """Run the body once per item, all at once.
+
+    Raises:
+        GraphError: the items are no list.
+    """
+    node = entry.node
+    if not isinstance(node, Map):
+        return
+    items = evaluate(node.items, machine.lookup(entry))
+    if not isinstance(items, list):
+        raise GraphError(f"map {entry.id!r} needs a list of items, not {type(items).__name__}")
+    results: list[Any] = [None] * len(items)
+    _lease_for_items(machine, entry, len(items))
+    open_items = set(range(len(items)))
+
+    def ended(index: int, value: Any, last: Entry) -> None:
+        results[index] = value
+        open_items.discard(index)
+        if not open_items:
+            machine.finish(entry, Outcome(value=results))
+
+    if not items:
+        machine.finish(entry, Outcome(value=[]))
+    for index, item in enumerate(items):
+        body = Body(machine, entry, node.body, str(index), entry)
+        body.scope.bound[node.item] = item
+        body.door.claim = machine.claim_of(entry, index)
+        body.run(node.result, partial(ended, index))
+
+
+def _lease_for_items(machine: Machine, entry: Entry, size: int) -> None:
+    prompt = machine.default.prompt_after(entry)
+    if size >= 2 and prompt.ids.length:
+        machine.take_lease(entry, machine.default.target, prompt.ids.flat(), size)
+
+
+def _iterate(machine: Machine, entry: Entry, loop: Loop, iteration: int, stands_at: Entry | None) -> None:
+    body = Body(machine, entry, loop.body, str(iteration), stands_at)
+
+    def ended(value: Any, last: Entry) -> None:
+        stop = loop.until is not None and evaluate(loop.until, body.lookup) == loop.stop_value
+        idle = last is body.door  # a body that appends nothing repeats for nothing
+        if stop or idle or iteration + 1 >= loop.limit:
+            _finish_region(machine, entry, value, last)
+        else:
+            _iterate(machine, entry, loop, iteration + 1, last)
+
+    until = () if loop.until is None else (loop.until,)
+    body.run(loop.result, ended, also=until)
+
+
+def _finish_region(machine: Machine, entry: Entry, value: Any, last: Entry) -> None:
+    machine.place(entry, last.anchor)
+    machine.finish(entry, Outcome(value=value))
+
+
+def _arm_of(arms: Iterable[Arm], value: Any) -> int | None:
+    default = None
+    for index, arm in enumerate(arms):
+        if arm.values is None:
+            default = index
+        elif any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in arm.values):
+            return index
+    return default
+
+
+class Body:
+    """One execution of a sub-graph. `stands_at`: the entry whose text its roots continue."""
+
+    def __init__(self, machine: Machine, region: Entry, graph: Graph, label: str, stands_at: Entry | None) -> None:
+        self._machine = machine
+        self._region = region
+        self._graph = graph
+        self.scope = Scope(f"{region.id}/{label}/", region.scope, region)
+        self.door = Entry.door(region, self.scope)
+        self.door.anchor = region if isinstance(region.node, Map) else stands_at.anchor if stands_at else None
+
+    def lookup(self, node_id: str) -> Any:
+        """The value of a node, seen from inside."""
+        return self._machine.lookup(self.door)(node_id)
+
+    def run(
+        self,
+        result: Expression | None,
+        ended: Callable[[Any, Entry], None],
+        also: Iterable[Expression] = (),
+    ) -> None:
+        """Take all nodes in; once its last text and what `result` and `also` mention are there, call `ended`.
+
+        The region fails with the first of these that fails, once all of them have ended.
+        """
+        entries = self._machine.take(self._graph, self.scope, self.door)
+        last = _last_of(entries) or self.door
+        mentioned = [self.scope.find(r.node_id) for e in (result, *also) for r in references_in(e)]
+        sources = list(dict.fromkeys((last, *mentioned)))
+        awaited = {source for source in sources if not source.ended}
+
+        def source_ended(source: Entry) -> None:
+            awaited.discard(source)
+            if not awaited and not self._region.ended:
+                self._machine.attempt(self._region, all_ended)
+
+        def all_ended() -> None:
+            if failure := next((source.error for source in sources if source.error is not None), None):
+                self._machine.fail(self._region, failure)
+            else:
+                ended(None if result is None else evaluate(result, self.lookup), last)
+
+        for source in awaited:
+            source.watchers.append(source_ended)
+        if not awaited:
+            all_ended()
+
+
+def _last_of(entries: Iterable[Entry]) -> Entry | None:
+    """Where a sub-graph's own state ends: its last node outside all branches of its forks."""
+    branched: set[Entry] = set()
+    last = None
+    for entry in entries:
+        if entry.node.branch is not None or entry.context in branched:
+            branched.add(entry)
+        elif not isinstance(entry.node, (Input, Return)):
+            last = entry
+    return last

@@ -1,0 +1,37 @@
+"""What a run's calls cost, added up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...ir.execution import Usage
+from ..schedule.request import GenerateResult, Result
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running totals. Owner: the run's Machine. Every attempt counts; a shared call counts once."""
+
+    calls: int = 0
+    asked_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+
+    def add(self, result: Result) -> None:
+        """Count a finished request."""
+        self.calls += 1
+        self.asked_tokens += result.prompt_tokens
+        self.computed_tokens += result.computed_tokens
+        if isinstance(result, GenerateResult):
+            self.generated_tokens += result.generated_tokens
+
+    def usage(self, wall_s: float) -> Usage:
+        """The totals so far."""
+        return Usage(
+            calls=self.calls,
+            asked_tokens=self.asked_tokens,
+            computed_tokens=self.computed_tokens,
+            reused_tokens=self.asked_tokens - self.computed_tokens,
+            generated_tokens=self.generated_tokens,
+            wall_s=wall_s,
+        )

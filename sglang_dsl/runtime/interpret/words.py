@@ -1,0 +1,92 @@
+"""The kinds that only say something: texts, roles, inputs, returns."""
+
+from __future__ import annotations
+
+from ...errors import GraphError
+from ...ir.execution import Outcome
+from ...ir.nodes import Break, Input, Return, RoleBegin, RoleEnd, Text
+from ..text.protocol import Turn
+from .entry import Entry
+from .express import evaluate, say
+from .machine import Machine
+
+
+def begin_text(machine: Machine, entry: Entry) -> None:
+    """Everything it mentions is known."""
+    if isinstance(entry.node, Text):
+        lookup = machine.lookup(entry)
+        entry.pieces = tuple(say(piece, lookup) for piece in entry.node.pieces)
+        text = "".join(piece.text for piece in entry.pieces)
+        machine.finish(entry, Outcome(value=text, text=text))
+
+
+def check_role(machine: Machine, entry: Entry) -> None:
+    """Ask the template at the role statement, even where the text before it is not known yet. Raises RoleError."""
+    if not isinstance(entry.node, RoleBegin):
+        return
+    if entry.context is None or entry.context.placed:
+        _turn(machine, entry)
+        return
+    roles = [e.node.role for e in _path(entry.context) if isinstance(e.node, RoleBegin)]
+    machine.default.target.text.template.open_turn([Turn(role, "...") for role in roles], entry.node.role)
+
+
+def begin_role(machine: Machine, entry: Entry) -> None:
+    """The template says how the turn opens or closes. Raises RoleError."""
+    machine.finish(entry, Outcome(text=_turn(machine, entry)))
+
+
+def _turn(machine: Machine, entry: Entry) -> str:
+    model = machine.default
+    prompt = model.prompt_after(entry.context.anchor if entry.context else None)
+    match entry.node:
+        case RoleBegin(role=role):
+            return model.prompter.open_turn(prompt, role)[1]
+        case RoleEnd(role=role):
+            return model.prompter.close_turn(prompt, role)[1]
+    raise TypeError(f"a {entry.node.kind} node is no role")
+
+
+def check_input(machine: Machine, entry: Entry) -> None:
+    """Raise GraphError if the run was given no such argument."""
+    if not isinstance(entry.node, Input) or entry.node.id in entry.scope.bound:
+        return
+    if entry.node.name not in machine.spec.arguments:
+        given = ", ".join(sorted(machine.spec.arguments)) or "none"
+        raise GraphError(
+            f"input {entry.node.name!r} has no value; arguments given: {given}",
+            hint=f"pass RunSpec(arguments={{{entry.node.name!r}: ...}})",
+            origin=entry.node.origin,
+        )
+
+
+def begin_input(machine: Machine, entry: Entry) -> None:
+    """Its value comes from the arguments, or from the region it stands in."""
+    if isinstance(entry.node, Input):
+        bound = entry.scope.bound
+        value = bound[entry.node.id] if entry.node.id in bound else machine.spec.arguments[entry.node.name]
+        machine.finish(entry, Outcome(value=value))
+
+
+def begin_return(machine: Machine, entry: Entry) -> None:
+    """Everything it mentions is known."""
+    if isinstance(entry.node, Return):
+        machine.finish(entry, Outcome(value=evaluate(entry.node.value, machine.lookup(entry))))
+
+
+def refuse_break(machine: Machine, entry: Entry) -> None:
+    """Raise GraphError: nobody knows what follows a Break."""
+    if isinstance(entry.node, Break):
+        raise GraphError(
+            f"node {entry.id!r} is a break: {entry.node.reason}; a graph with a break cannot be executed",
+            hint="run the program itself, or rewrite this line so that it can be traced",
+            origin=entry.node.origin,
+        )
+
+
+def _path(entry: Entry | None) -> list[Entry]:
+    path: list[Entry] = []
+    while entry is not None:
+        path.append(entry)
+        entry = entry.context
+    return path[::-1]
