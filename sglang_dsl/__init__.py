@@ -1,1 +1,68 @@
-"""Prompt programs as Python functions, and a runtime that knows the whole program."""
+"""Prompt programs as Python functions, and a runtime that knows the whole program.
+
+from sglang_dsl import program, gen, user, assistant
+
+@program
+def ask(s, question: str):
+    s += user(question)
+    s += assistant(gen("answer", max_tokens=64))
+    return s["answer"]
+
+print(ask.run("Name a metal.").value)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import DslError, Origin
+from .frontend.expressions import Generation, Handle, Selection
+from .frontend.joined import Joined, Lazy
+from .frontend.primitives import gen, image, raw, select
+from .frontend.program import Program, program
+from .frontend.result import Interrupted, Result
+from .frontend.roles import (
+    assistant,
+    assistant_begin,
+    assistant_end,
+    role,
+    role_begin,
+    role_end,
+    system,
+    system_begin,
+    system_end,
+    user,
+    user_begin,
+    user_end,
+)
+from .frontend.running import Running
+from .frontend.settings import use
+from .frontend.state import Branches, State
+from .frontend.streaming import Chunk, Stream
+from .frontend.tools import Tool, tool
+from .ir.execution import MISSING, Meta, Usage, execute
+from .ir.graph import Graph
+from .ir.nodes import Reasoning
+from .ir.specs import ConstraintSpec, RunOptions, SamplingSpec
+
+if TYPE_CHECKING:
+    from .ir.analysis import explain
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "MISSING", "Branches", "Chunk", "ConstraintSpec", "DslError", "Generation", "Graph", "Handle", "Interrupted",
+    "Joined", "Lazy", "Meta", "Origin", "Program", "Reasoning", "Result", "RunOptions", "Running", "SamplingSpec",
+    "Selection", "State", "Stream", "Tool", "Usage", "assistant", "assistant_begin", "assistant_end", "execute",
+    "explain", "gen", "image", "program", "raw", "role", "role_begin", "role_end", "select", "system", "system_begin",
+    "system_end", "tool", "use", "user", "user_begin", "user_end",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """`explain` pulls in networkx, so it is loaded when first asked for."""
+    if name == "explain":
+        from .ir.analysis import explain
+
+        return explain
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

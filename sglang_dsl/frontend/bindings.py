@@ -1,0 +1,142 @@
+"""What names and handles stand for: a node, and how its outcome becomes the value that is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from ..ir.execution import MISSING, Outcome
+from ..ir.nodes import Concat, Constant, Expression, ListOf, Reference
+from ..ir.specs import JoinMode
+
+Convert: TypeAlias = Callable[[Any], Any]
+LIST_MODES = frozenset({"all", "settle", "first"})
+
+
+class Bound:
+    """One assignment: the value of a node."""
+
+    __slots__ = ("convert", "label", "node_id")
+
+    def __init__(self, node_id: str, convert: Convert | None = None, label: str = "") -> None:
+        self.node_id = node_id
+        self.convert = convert
+        self.label = label or node_id
+
+    @property
+    def expression(self) -> Expression:
+        """How other nodes mention it."""
+        return Reference(self.node_id)
+
+    def finish(self, outcome: Outcome) -> Any:
+        """The value the user reads."""
+        return self.typed(outcome.value)
+
+    def typed(self, value: Any) -> Any:
+        """JSON-like data as the type that was asked for."""
+        return value if self.convert is None else self.convert(value)
+
+
+class Gathered(Bound):
+    """The value of a join. `parts`: per branch what it bound, or None.
+
+    A branch whose own value is a plain join's list is spliced into the list, so that gathering through several levels
+    of forks does not nest lists (`spliced`, by branch; off with `nested=True`). For the graph such a branch's value is
+    the ListOf its leaves.
+    """
+
+    __slots__ = ("mode", "parts", "spliced")
+
+    def __init__(
+        self, node_id: str, parts: Sequence[Bound | None], mode: JoinMode, *, label: str = "", nested: bool = False
+    ) -> None:
+        super().__init__(node_id, None, label)
+        self.parts = parts
+        self.mode = mode
+        self.spliced = [not nested and isinstance(part, Gathered) and part.mode == "all" for part in parts]
+
+    def leaves(self) -> list[Bound | None]:
+        """What the list is made of, in order."""
+        found: list[Bound | None] = []
+        for part, spliced in zip(self.parts, self.spliced, strict=True):
+            found.extend(part.leaves() if spliced and isinstance(part, Gathered) else (part,))
+        return found
+
+    def finish(self, outcome: Outcome) -> Any:
+        """A list in branch order, or the one value that the mode decided on."""
+        if self.mode == "concat":
+            return outcome.text
+        if self.mode not in LIST_MODES:
+            index = outcome.winners[0] if outcome.winners else 0
+            return self._one(index, outcome.value)
+        values: list[Any] = outcome.value
+        indexes = range(len(values)) if len(values) == len(self.parts) else sorted(outcome.winners or ())
+        finished: list[Any] = []
+        for index, value in zip(indexes, values, strict=True):
+            if self.spliced[index] and isinstance(value, list):
+                finished.extend(self._one(index, value))
+            else:
+                finished.append(self._one(index, value))
+        return finished
+
+    def typed(self, value: Any) -> Any:
+        """Its list inside another join's value."""
+        if self.mode not in LIST_MODES or not isinstance(value, list):
+            return value
+        leaves = self.leaves()
+        if len(leaves) != len(value):
+            return value
+        return [_one(leaf, item) for leaf, item in zip(leaves, value, strict=True)]
+
+    def _one(self, index: int, value: Any) -> Any:
+        return _one(self.parts[index], value)
+
+
+class Span(Bound):
+    """The text of a stretch of a context path; what `var_scope` binds. `parts`: what it is made of, as expressions."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: Sequence[Constant | Reference], label: str) -> None:
+        super().__init__("", None, label)
+        self.parts = tuple(parts)
+
+    @property
+    def expression(self) -> Expression:
+        """One text."""
+        return Concat(self.parts)
+
+
+def value_in_join(part: Bound | None, *, nested: bool) -> Expression | None:
+    """What a Join gathers from one branch."""
+    if part is None:
+        return None
+    if isinstance(part, Gathered) and part.mode == "all" and not nested:
+        return ListOf(tuple(_leaf_expression(leaf) for leaf in part.leaves() if leaf is not None))
+    return part.expression
+
+
+def _leaf_expression(leaf: Bound) -> Expression:
+    return leaf.expression
+
+
+def _one(part: Bound | None, value: Any) -> Any:
+    if part is None or value is MISSING or isinstance(value, BaseException):
+        return value
+    return part.typed(value)
+
+
+class Entry(NamedTuple):
+    """A name's latest binding and those before it."""
+
+    bound: Bound
+    previous: Entry | None = None
+
+    def history(self) -> list[Bound]:
+        """All bindings, oldest first."""
+        found: list[Bound] = []
+        entry: Entry | None = self
+        while entry is not None:
+            found.append(entry.bound)
+            entry = entry.previous
+        return found[::-1]

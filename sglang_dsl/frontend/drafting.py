@@ -1,0 +1,308 @@
+"""One statement becomes nodes: ids, text pieces, roles, bindings. Nothing of it counts until it is committed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError
+from ..ir.nodes import Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, Text
+from .bindings import Bound, Entry
+from .expressions import Expression, Handle, Mention
+from .recorder import Recorder, no_text
+from .sites import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Line:
+    """One context path being grown: the program's own, or a branch's. Owner: the States that append to it.
+
+    tip: id of the last node. branch: index to note on the next node, where `tip` is the fork this branch starts at.
+    suffix: the branch path as it stands in node ids, "[0,2]". role: the open turn. closed: where it was joined.
+    """
+
+    __slots__ = (
+        "branch",
+        "cancelled",
+        "closed",
+        "control",
+        "counts",
+        "first",
+        "forks",
+        "handles",
+        "path",
+        "role",
+        "suffix",
+        "tip",
+    )
+
+    def __init__(
+        self,
+        *,
+        tip: str | None = None,
+        branch: int | None = None,
+        path: str = "",
+        role: str | None = None,
+        control: tuple[str, ...] = (),
+        handles: dict[Handle[Any], Entry] | None = None,
+    ) -> None:
+        self.tip = tip
+        self.branch = branch
+        self.path = path
+        self.suffix = f"[{path}]" if path else ""
+        self.role = role
+        self.control = control
+        self.handles: dict[Handle[Any], Entry] = {} if handles is None else handles
+        self.counts: dict[str, int] = {}
+        self.forks = 0
+        self.first: str | None = None
+        self.closed: Origin | None = None
+        self.cancelled = ""
+
+    def start_branch(self, fork_id: str, index: int, path: str) -> Line:
+        """The line of one branch: same open turn and handles as here."""
+        return Line(
+            tip=fork_id, branch=index, path=path, role=self.role, control=self.control, handles=dict(self.handles)
+        )
+
+
+class Cursor:
+    """Where a state appends: a line, and the names of one scope on it. Owner: one State."""
+
+    __slots__ = ("line", "names", "recorder", "scope")
+
+    def __init__(self, recorder: Recorder, line: Line, names: dict[str, Entry], scope: str) -> None:
+        self.recorder = recorder
+        self.line = line
+        self.names = names
+        self.scope = scope
+
+    def say(self, item: Any, site: Site) -> None:
+        """Append one item as a statement of its own."""
+        statement = self.draft(site)
+        statement.add(item)
+        self.commit(statement)
+
+    def draft(self, site: Site) -> Statement:
+        """Begin a statement. Raises BranchError or CancelledError where the line is over."""
+        return Statement(self.recorder, self.line, self.scope, site)
+
+    def commit(self, statement: Statement) -> None:
+        """Hand the statement's nodes over. Raises what the border can see; then nothing was appended."""
+        nodes = statement.finish()
+        if nodes:
+            self.recorder.append(nodes)
+            statement.commit(self.names)
+
+    def split(self, fork_id: str, n: int) -> list[Cursor]:
+        """Cursors for the branches of a fork just appended: lines of their own, copies of the names."""
+        line = self.line
+        line.forks += 1
+        round_ = "" if line.forks == 1 else f"{line.forks}:"
+        above = f"{line.path}," if line.path else ""
+        return [
+            Cursor(self.recorder, line.start_branch(fork_id, i, f"{above}{round_}{i}"), dict(self.names), self.scope)
+            for i in range(n)
+        ]
+
+    def rebind(self, name: str, bound: Bound) -> None:
+        """Make a name stand for `bound` from here on."""
+        self.names[name] = Entry(bound, self.names.get(name))
+
+    def path(self) -> list[Node]:
+        """The nodes from the root to here."""
+        return self.recorder.graph.path(self.line.tip) if self.line.tip is not None else []
+
+
+class Statement:
+    """What one append adds, before it is committed.
+
+    Ids: `scope/label.part[branch path]#occurrence`; the first node of a statement has no part, the first occurrence
+    of a statement on its branch has no number.
+    """
+
+    __slots__ = ("_base", "_bindings", "_branch", "_counted", "_line", "_origin", "_pieces", "_recorder", "_role",
+                 "_scope", "_suffix", "_tip", "nodes")  # fmt: skip
+
+    def __init__(self, recorder: Recorder, line: Line, scope: str, site: Site) -> None:
+        if line.closed is not None or line.cancelled:
+            raise _over(line, site.origin)
+        label = f"{scope}/{site.label}" if scope else site.label
+        count = line.counts.get(label, 0) + 1
+        self._counted = (label, count)
+        self._base = label
+        self._suffix = line.suffix if count == 1 else f"{line.suffix}#{count}"
+        self._recorder = recorder
+        self._line = line
+        self._scope = scope
+        self._origin = site.origin
+        self._tip = line.tip
+        self._branch = line.branch
+        self._role = line.role
+        self._pieces: list[Piece] = []
+        self._bindings: list[tuple[Handle[Any], Bound]] = []
+        self.nodes: list[Node] = []
+
+    def add(self, item: Any) -> None:
+        """Write a string, an expression, or a list or tuple of them."""
+        if isinstance(item, str):
+            if item:
+                self._pieces.extend(self._recorder.pieces(_writable(item, self._origin)))
+        elif isinstance(item, Expression):
+            item.write(self)
+        elif isinstance(item, (list, tuple)):
+            for part in item:
+                self.add(part)
+        else:
+            raise no_text(item, self._origin)
+
+    def say(self, piece: Piece) -> None:
+        """Add a piece of text."""
+        if isinstance(piece, (Plain, Raw)):
+            _writable(piece.text, self._origin)
+        self._pieces.append(piece)
+
+    def push(self, kind: type[Node], **fields: Any) -> str:
+        """Add a node to the context path. Returns its id."""
+        if self._pieces:
+            self._push_text()
+        node = kind(
+            id=self._next_id(),
+            context=self._tip,
+            branch=self._branch,
+            control=self._line.control,
+            scope=self._scope,
+            origin=self._origin,
+            **fields,
+        )
+        self.nodes.append(node)
+        self._tip = node.id
+        self._branch = None
+        return node.id
+
+    def push_aside(self, kind: type[Node], *, context: str, branch: int, **fields: Any) -> str:
+        """Add a node that starts branch `branch` of the fork `context`. Returns its id."""
+        node = kind(
+            id=self._next_id(),
+            context=context,
+            branch=branch,
+            control=self._line.control,
+            scope=self._scope,
+            origin=self._origin,
+            **fields,
+        )
+        self.nodes.append(node)
+        return node.id
+
+    def bind(self, handle: Handle[Any], bound: Bound) -> None:
+        """Make a handle, and its name, stand for a value."""
+        self._bindings.append((handle, bound))
+
+    def register(self, key: str, function: Callable[..., Any]) -> str:
+        """Make a Python callable known to the run. Returns the key that names it."""
+        return self._recorder.register(key, function)
+
+    def open_role(self, role: str) -> None:
+        """Begin a turn."""
+        if self._role is not None:
+            raise RoleError(
+                f"a {role!r} turn begins inside an open {self._role!r} turn",
+                hint="end the first turn before the next begins; turns do not nest",
+                origin=self._origin,
+            )
+        self.push(RoleBegin, role=role)
+        self._role = role
+
+    def close_role(self, role: str) -> None:
+        """End the turn."""
+        if self._role != role:
+            opened = "no turn is open" if self._role is None else f"the open turn is {self._role!r}"
+            raise RoleError(
+                f"a {role!r} turn ends, but {opened}", hint=f"begin the {role!r} turn first", origin=self._origin
+            )
+        self.push(RoleEnd, role=role)
+        self._role = None
+
+    def choice(self, item: str | Mention) -> str | Reference:
+        """A choice of a select: text, or a reference where its text is a single value that is not known yet."""
+        if isinstance(item, str):
+            pieces = self._recorder.pieces(_writable(item, self._origin)) if item else (Plain(""),)
+        else:
+            pieces = item.pieces
+        match pieces:
+            case (Plain(text),):
+                return text
+            case (Reference() as reference,):
+                return reference
+        raise ProgramError(
+            f"the choice {item!r} mixes text and values that do not exist yet",
+            hint="a choice is a string or one s.ref(x)",
+            origin=self._origin,
+        )
+
+    def refuse_image(self, source: object) -> NoReturn:
+        """No backend takes images yet."""
+        raise ProgramError(
+            f"image({source!r}) was appended, and no backend of this version takes images",
+            hint="describe the image in text",
+            origin=self._origin,
+        )
+
+    def finish(self) -> list[Node]:
+        """All nodes of the statement."""
+        if self._pieces:
+            self._push_text()
+        return self.nodes
+
+    def commit(self, names: dict[str, Entry]) -> None:
+        """The recorder has taken the nodes: move the line on and make the bindings. `names`: of the state's scope."""
+        line = self._line
+        if not self.nodes:
+            return
+        label, count = self._counted
+        line.counts[label] = count
+        line.tip = self._tip
+        line.branch = self._branch
+        line.role = self._role
+        if line.first is None:
+            line.first = self.nodes[0].id
+        for handle, bound in self._bindings:
+            line.handles[handle] = Entry(bound, line.handles.get(handle))
+            if handle.name is not None:
+                names[handle.name] = Entry(bound, names.get(handle.name))
+
+    def _push_text(self) -> None:
+        pieces = tuple(self._pieces)
+        self._pieces.clear()
+        self.push(Text, pieces=pieces)
+
+    def _next_id(self) -> str:
+        part = len(self.nodes)
+        return f"{self._base}.{part}{self._suffix}" if part else self._base + self._suffix
+
+
+def _over(line: Line, origin: Origin) -> ProgramError | CancelledError:
+    if line.cancelled:
+        return CancelledError(
+            f"this branch was cancelled: {line.cancelled}", hint="append before cancelling", origin=origin
+        )
+    return BranchError(
+        f"this branch was joined already, at {line.closed}",
+        hint="append before the join, or fork again; reading is still possible",
+        origin=origin,
+    )
+
+
+def _writable(text: str, origin: Origin) -> str:
+    """The text, if UTF-8 can hold it: a lone surrogate reaches no tokenizer."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ProgramError(
+                f"the text holds a lone surrogate at character {error.start}, which no tokenizer takes",
+                hint="text.encode('utf-8', 'replace').decode() drops such characters",
+                origin=origin,
+            ) from error
+    return text

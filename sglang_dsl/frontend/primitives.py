@@ -1,0 +1,281 @@
+"""The calls a program makes: `gen`, `select`; and text that is not plain: `raw`, `image`.
+
+Each gives an inert expression; `s += ...` makes it a call. Options are checked where they are written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, get_args, overload
+
+from ..errors import ConstraintError, DslError, SpecError
+from ..ir.nodes import Reasoning
+from ..ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec, SelectMethod
+from .checks import check_of
+from .expressions import Generation, Mention, Picture, RawText, Selection
+from .outputs import TEXT, Output, output_of
+from .sites import caller_origin
+
+T = TypeVar("T")
+Texts: TypeAlias = str | Sequence[str]
+Class: TypeAlias = type[T]  # inside `gen`, `type` is an option
+
+
+class GenOptions(TypedDict, total=False):
+    """Options of `gen` that do not change the type of its value; see there."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    stop: Texts
+    stop_token_ids: Sequence[int]
+    stop_regex: Texts
+    include_stop: bool
+    ignore_eos: bool
+    logprobs: int | None
+    regex: str | None
+    choices: Sequence[str] | None
+    grammar: str | None
+    model: str | None
+    retries: int
+    validate: Callable[[Any], Any] | None
+    partial_ok: bool
+    reasoning: Reasoning | bool
+    timeout_s: float | None
+    heal: bool
+
+
+@overload
+def gen(name: str | None = None, *, n: None = None, **options: Unpack[GenOptions]) -> Generation[str]: ...
+@overload
+def gen(name: str | None = None, *, n: int, **options: Unpack[GenOptions]) -> Generation[list[str]]: ...
+@overload
+def gen(name: str | None = None, *, type: Class[T], n: None = None, **options: Unpack[GenOptions]) -> Generation[T]: ...
+@overload
+def gen(name: str | None = None, *, type: Class[T], n: int, **options: Unpack[GenOptions]) -> Generation[list[T]]: ...
+@overload
+def gen(
+    name: str | None = None, *, schema: Class[T], n: None = None, **options: Unpack[GenOptions]
+) -> Generation[T]: ...
+@overload
+def gen(name: str | None = None, *, schema: Class[T], n: int, **options: Unpack[GenOptions]) -> Generation[list[T]]: ...
+@overload
+def gen(
+    name: str | None = None, *, type: object = None, schema: object = None, n: int | None = None,
+    **options: Unpack[GenOptions],
+) -> Generation[Any]: ...  # fmt: skip
+def gen(
+    name: str | None = None,
+    *,
+    max_tokens: int = DEFAULT_MAX_TOKENS,
+    min_tokens: int = 0,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    frequency_penalty: float = 0.0,
+    presence_penalty: float = 0.0,
+    logit_bias: Mapping[int, float] | None = None,
+    seed: int | None = None,
+    stop: Texts = (),
+    stop_token_ids: Sequence[int] = (),
+    stop_regex: Texts = (),
+    include_stop: bool = False,
+    ignore_eos: bool = False,
+    logprobs: int | None = None,
+    n: int | None = None,
+    type: Any = None,  # noqa: A002  the word users know from everywhere
+    schema: Any = None,
+    regex: str | None = None,
+    choices: Sequence[str] | None = None,
+    grammar: str | None = None,
+    model: str | None = None,
+    retries: int = 0,
+    validate: Callable[[Any], Any] | None = None,
+    partial_ok: bool = False,
+    reasoning: Reasoning | bool = False,
+    timeout_s: float | None = None,
+    heal: bool = False,
+) -> Generation[Any]:
+    """A model call that writes text.
+
+    What it may write: `type=` or `schema=` (int, float, bool, str, Literal, Enum, dataclass, TypedDict, pydantic model, or a
+    JSON schema as a dict; the value read is of that type), `regex=`, `choices=`, or `grammar=` (Lark). At most one.
+    Constrained output that `max_tokens` cuts off is a TruncatedError, unless `partial_ok`.
+
+    n: so many samples of the same prompt: the value is a list and nothing is appended. retries: further attempts after
+    a value that does not fit; validate: called with the value, refuses it by returning False or raising ValueError.
+    reasoning: a part in front of the answer that is kept apart, in `s.meta(...).reasoning`. model: one of the run's
+    `models`. heal: let the prompt's last token be chosen anew together with the first ones. The other options are those
+    of `SamplingSpec`.
+
+    Raises:
+        SpecError: an option outside its range. ConstraintError: a regex that is none.
+    """
+    try:
+        sampling = SamplingSpec(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            logit_bias=tuple(logit_bias.items()) if logit_bias else (),
+            seed=seed,
+            stop=_texts(stop),
+            stop_token_ids=tuple(stop_token_ids),
+            stop_regex=tuple(map(_regex, _texts(stop_regex))),
+            include_stop=include_stop,
+            ignore_eos=ignore_eos,
+            logprobs=logprobs,
+        )
+        output = TEXT if type is schema is regex is choices is grammar is None else _output(
+            wanted=type, schema=schema, regex=regex, choices=choices, grammar=grammar
+        )  # fmt: skip
+        fields: dict[str, Any] = {"name": _name(name), "sampling": sampling}
+        if output is not TEXT:
+            fields.update(constraint=output.constraint, decode=output.decode)
+        if model is not None:
+            fields["model"] = model
+        if retries or partial_ok or reasoning or timeout_s is not None or heal:
+            fields.update(_rare(retries, partial_ok, reasoning, timeout_s, heal))
+        _whole("n", n)
+    except DslError as error:
+        raise error.at(caller_origin()) from error.__cause__
+    return Generation(name, fields, convert=output.convert, check=check_of(output, validate), n=n)
+
+
+@overload
+def select(
+    name: str | None, choices: Iterable[str | Mention], *, method: SelectMethod = "mean", model: str | None = None
+) -> Selection[str]: ...
+@overload
+def select(
+    name: str | None = None,
+    *,
+    choices: Iterable[str | Mention],
+    method: SelectMethod = "mean",
+    model: str | None = None,
+) -> Selection[str]: ...
+def select(
+    name: str | None = None,
+    choices: Iterable[str | Mention] = (),
+    *,
+    method: SelectMethod = "mean",
+    model: str | None = None,
+) -> Selection[str]:
+    """The best of several texts under the model; appended, and the value.
+
+    method: "mean" (log-probability per token), "sum" (total log-probability), "greedy" (token by token), "unconditional"
+    (mean gain over the same text without the prompt). `s.meta(...).choices` has every choice's token scores.
+
+    Raises:
+        SpecError: no choices, something that is not text, or an unknown method.
+    """
+    listed = tuple(choices) if not isinstance(choices, str) else choices
+    if isinstance(listed, str) or not listed:
+        what = f"choices={choices!r} is a single string" if isinstance(choices, str) else "select has no choices"
+        raise SpecError(what, hint='select("kind", ["a", "b"])', origin=caller_origin())
+    for choice in listed:
+        if not isinstance(choice, (str, Mention)):
+            raise SpecError(
+                f"the choice {choice!r} is a {type(choice).__name__}, not text",
+                hint="use strings",
+                origin=caller_origin(),
+            )
+    if method not in get_args(SelectMethod):
+        raise SpecError(
+            f"method={method!r} is unknown", hint=f"one of {get_args(SelectMethod)}", origin=caller_origin()
+        )
+    return Selection(_name(name), listed, method=method, model=model)
+
+
+def raw(text: str) -> RawText:
+    """Text tokenized with control tokens on: `raw("<|im_start|>")` is the token. All other text is plain, whoever
+    wrote it. Never pass text of a user through this.
+    """
+    if not isinstance(text, str):
+        raise SpecError(f"raw({text!r}) is not text", hint="raw takes a string", origin=caller_origin())
+    return RawText(text)
+
+
+def image(source: Any) -> Picture:
+    """An image. No backend of this version takes one; appending it says so."""
+    return Picture(source)
+
+
+def _output(
+    *, wanted: Any, schema: Any, regex: str | None, choices: Sequence[str] | None, grammar: str | None
+) -> Output:
+    given = {"type": wanted, "schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise SpecError(f"{' and '.join(names)} exclude each other", hint=f"keep one of {', '.join(names)}")
+    if regex is not None:
+        return Output(ConstraintSpec(kind="regex", text=_regex(regex)))
+    if grammar is not None:
+        return Output(ConstraintSpec(kind="lark", text=grammar))
+    if choices is not None:
+        return Output(ConstraintSpec.choices(_choices(choices)))
+    return output_of(wanted if wanted is not None else schema)
+
+
+def _rare(
+    retries: int, partial_ok: bool, reasoning: Reasoning | bool, timeout_s: float | None, heal: bool
+) -> dict[str, Any]:
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise SpecError(f"retries={retries!r} is not a whole number from 0", hint="retries=2")
+    if timeout_s is not None and (isinstance(timeout_s, bool) or not timeout_s > 0):
+        raise SpecError(f"timeout_s={timeout_s!r} is not above 0", hint="give seconds, or leave it out")
+    return {
+        "retries": retries,
+        "partial_ok": bool(partial_ok),
+        "reasoning": (reasoning if isinstance(reasoning, Reasoning) else Reasoning()) if reasoning else None,
+        "timeout_s": timeout_s,
+        "heal": bool(heal),
+    }
+
+
+def _name(name: str | None) -> str | None:
+    if name is not None and (not isinstance(name, str) or not name):
+        raise SpecError(f"name={name!r} is not a non-empty string", hint='gen("answer"); leave it out to have none')
+    return name
+
+
+def _whole(name: str, value: int | None) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise SpecError(f"{name}={value!r} is not a whole number above 0", hint=f"{name}=3")
+
+
+def _texts(texts: Texts) -> tuple[str, ...]:
+    """One string or several, always copied: the caller's list stays the caller's."""
+    return (texts,) if isinstance(texts, str) else tuple(texts)
+
+
+def _choices(choices: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(choices, str) or not choices or not all(isinstance(c, str) for c in choices):
+        raise SpecError(f"choices={choices!r} is not a list of strings", hint='choices=["a", "b"]')
+    return tuple(choices)
+
+
+def _regex(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise ConstraintError(
+            f"regex {pattern!r} is not a regular expression: {error}", hint="test it with re.compile"
+        ) from error
+    return pattern

@@ -1,0 +1,344 @@
+"""`@program`: a function whose first parameter is a state, and the ways to run it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from ..errors import DecorationError, Origin, ProgramError
+from ..ir.execution import RunSpec
+from ..ir.graph import Graph
+from ..ir.specs import RunOptions
+from .batch import BATCH_CONCURRENCY, arun_all, run_all
+from .result import Interrupted, Result
+from .running import Running
+from .session import Session
+from .settings import settled
+from .sites import Sites, caller_origin
+from .state import State
+from .streaming import Stream
+
+if TYPE_CHECKING:
+    from .joined import Joined, Lazy
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Body = Callable[..., Any]
+
+
+class Program(Generic[P, R]):
+    """A prompt program. P: its parameters after the state; R: what it returns.
+
+    The body runs exactly once per run, on the caller's thread (`start` and `stream`: on one of their own). Parameter
+    names are the program's own; `options=` (and `symbolic=` of `trace`) are taken only where the program has no parameter
+    so called, and `with use(...)` always works.
+    """
+
+    def __init__(
+        self,
+        function: Body,
+        *,
+        pure: bool = False,
+        origin: Origin | None = None,
+        bound: Mapping[str, Any] | None = None,
+        method_of: object = None,
+        sites: Sites | None = None,
+    ) -> None:
+        self.function = function
+        self.name = function.__name__
+        self.__name__ = function.__name__
+        self.__doc__ = function.__doc__
+        self.pure = pure
+        self.asynchronous = inspect.iscoroutinefunction(function)
+        self.origin = origin or Origin(function.__code__.co_filename, function.__code__.co_firstlineno, self.name)
+        self.sites = sites or Sites(self.name, function.__code__)
+        self._bound = dict(bound or {})
+        self._method_of = method_of
+        self._parameters = _own_parameters(function)
+
+    # calling inside another program ------------------------------------------------------------------------------
+
+    def __call__(self, state: State, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Inside another program: append to its state, in a scope of one's own, and give back what the body returns."""
+        if not isinstance(state, State):
+            raise ProgramError(
+                f"{self.name}(...) was called without a state",
+                hint=f"{self.name}.run(...) runs it; inside a program: {self.name}(s, ...)",
+                origin=caller_origin(),
+            )
+        inner = state._nested(self.name, self.function.__code__)
+        result: R = self._call(inner, args, kwargs)
+        return result
+
+    def __get__(self, instance: object, owner: type | None = None) -> Program[..., R]:
+        if instance is None:
+            return self
+        return self._copy(method_of=instance)
+
+    def bind(self, **arguments: Any) -> Program[..., R]:
+        """The program with some arguments given; what a run states itself wins."""
+        unknown = [name for name in arguments if name not in self._parameters]
+        if unknown and not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.function).parameters.values()):
+            raise ProgramError(
+                f"{self.name} has no parameter {unknown[0]!r}; it has: {', '.join(self._parameters) or 'none'}",
+                hint="bind parameters of the program",
+                origin=caller_origin(),
+            )
+        return self._copy(bound={**self._bound, **arguments})
+
+    def _copy(self, *, bound: Mapping[str, Any] | None = None, method_of: object = None) -> Program[..., R]:
+        return Program(
+            self.function,
+            pure=self.pure,
+            origin=self.origin,
+            bound=self._bound if bound is None else bound,
+            method_of=self._method_of if method_of is None else method_of,
+            sites=self.sites,
+        )
+
+    def _call(self, state: State, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if self._bound:
+            given = set(self._parameters[: len(args)])
+            kwargs = {**{name: value for name, value in self._bound.items() if name not in given}, **kwargs}
+        if self._method_of is not None:
+            return self.function(self._method_of, state, *args, **kwargs)
+        return self.function(state, *args, **kwargs)
+
+    # running -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def run(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]: ...
+    @overload
+    def run(self, *args: Any, options: RunOptions, **kwargs: Any) -> Result[R]: ...
+    def run(self, *args: Any, **kwargs: Any) -> Result[Any]:
+        """Run to the end.
+
+        Raises:
+            Interrupted: Ctrl-C; a KeyboardInterrupt that holds what had finished. Else whatever the body raised, or why
+                the program's own path failed.
+        """
+        result = self._execute(*self._split(args, kwargs))
+        if isinstance(result.error, KeyboardInterrupt):
+            raise Interrupted([result]) from result.error
+        if result.error is not None:
+            raise result.error
+        return result
+
+    @overload
+    def start(self, *args: P.args, **kwargs: P.kwargs) -> Running[R]: ...
+    @overload
+    def start(self, *args: Any, options: RunOptions, **kwargs: Any) -> Running[R]: ...
+    def start(self, *args: Any, **kwargs: Any) -> Running[Any]:
+        """Begin a run whose body has a thread of its own; returns a handle to wait for, look into or cancel."""
+        return Running.begin(self._open(*self._split(args, kwargs)), asynchronous=self.asynchronous, name=self.name)
+
+    @overload
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]: ...
+    @overload
+    def stream(self, *args: Any, options: RunOptions, **kwargs: Any) -> Stream[R]: ...
+    def stream(self, *args: Any, **kwargs: Any) -> Stream[Any]:
+        """The text as it is written, in order: `for piece in prog.stream(...)`; `.of("name")` follows one name, in all
+        branches. Also an async iterator. Leaving the loop early cancels the run.
+        """
+        args, kwargs, options = self._split(args, kwargs)
+        return Stream(lambda: self._open(args, kwargs, options), asynchronous=self.asynchronous, name=self.name)
+
+    @overload
+    async def arun(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]: ...
+    @overload
+    async def arun(self, *args: Any, options: RunOptions, **kwargs: Any) -> Result[R]: ...
+    async def arun(self, *args: Any, **kwargs: Any) -> Result[Any]:
+        """Like `run`, awaited: an `async def` body runs on this event loop, any other in a thread. Cancelling the task
+        cancels the run.
+        """
+        result = await self._aexecute(*self._split(args, kwargs))
+        if result.error is not None:
+            raise result.error
+        return result
+
+    def astream(self, *args: Any, **kwargs: Any) -> AsyncIterator[str]:
+        """`async for piece in prog.astream(...)`."""
+        return self.stream(*args, **kwargs).__aiter__()
+
+    def run_batch(
+        self,
+        items: Iterable[Any],
+        *,
+        options: RunOptions | None = None,
+        concurrency: int = BATCH_CONCURRENCY,
+        progress: bool = False,
+    ) -> list[Result[R]]:
+        """Run once per item; one Result each, in the items' order. A failed item holds its error and stops no other.
+
+        An item is a dict of arguments by name, a tuple of positional ones, or else the only argument. `concurrency` bounds the
+        runs that are under way at a time, each on a thread (an `async def` program: on one thread in all).
+
+        Raises:
+            Interrupted: Ctrl-C; it holds all results so far.
+        """
+        collected = dict(self.run_batch_iter(items, options=options, concurrency=concurrency, progress=progress))
+        return [collected[index] for index in sorted(collected)]
+
+    def run_batch_iter(
+        self,
+        items: Iterable[Any],
+        *,
+        options: RunOptions | None = None,
+        concurrency: int = BATCH_CONCURRENCY,
+        progress: bool = False,
+    ) -> Iterator[tuple[int, Result[R]]]:
+        """Like `run_batch`, giving (index, Result) as the runs finish."""
+        calls = [_call_of(item) for item in items]
+        return run_all(
+            [partial(self._open, *call, settled(options)) for call in calls],
+            concurrency=concurrency,
+            progress=progress,
+            asynchronous=self.asynchronous,
+            label=self.name,
+        )
+
+    async def arun_batch(
+        self, items: Iterable[Any], *, options: RunOptions | None = None, concurrency: int = BATCH_CONCURRENCY
+    ) -> list[Result[R]]:
+        """Like `run_batch`, awaited; an `async def` program needs no threads."""
+        calls = [_call_of(item) for item in items]
+        return await arun_all([partial(self._aexecute, *call, settled(options)) for call in calls], concurrency)
+
+    # tracing -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def trace(self, *args: P.args, **kwargs: P.kwargs) -> Graph: ...
+    @overload
+    def trace(self, *args: Any, symbolic: Iterable[str] = (), strict: bool = False, **kwargs: Any) -> Graph: ...
+    def trace(self, *args: Any, **kwargs: Any) -> Graph:
+        """The graph, without a model. Arguments named in `symbolic` stay unknown. See `tracer.py`."""
+        from .tracer import trace
+
+        symbolic = () if "symbolic" in self._parameters else kwargs.pop("symbolic", ())
+        strict = False if "strict" in self._parameters else kwargs.pop("strict", False)
+        return trace(self, args, kwargs, symbolic=tuple(symbolic), strict=strict)
+
+    # inside ------------------------------------------------------------------------------------------------------
+
+    def _split(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], RunOptions]:
+        options = None if "options" in self._parameters else kwargs.pop("options", None)
+        return args, kwargs, settled(options)
+
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Session[R]:
+        arguments = {**self._bound, **dict(zip(self._parameters, args, strict=False)), **kwargs}
+        prediction = self.trace(*args, **kwargs) if self.pure else None
+        spec = RunSpec(program=self.name, options=options, arguments=arguments, prediction=prediction)
+        return Session(
+            lambda state: self._call(state, args, kwargs), spec, self.sites, self.origin, asynchronous=self.asynchronous
+        )
+
+    def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Result[R]:
+        session = self._open(args, kwargs, options)
+        return run_async_session(session) if self.asynchronous else session.execute()
+
+    async def _aexecute(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Result[R]:
+        session = self._open(args, kwargs, options)
+        if self.asynchronous:
+            return await session.aexecute()
+        try:
+            return await asyncio.to_thread(session.execute)
+        except asyncio.CancelledError:
+            session.cancel("the task was cancelled")
+            raise
+
+    def __repr__(self) -> str:
+        return f"<program {self.name} at {self.origin}>"
+
+
+def run_async_session(session: Session[R]) -> Result[R]:
+    """Run an `async def` body from a synchronous caller, also where this thread's event loop is running already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(session.aexecute())
+    found: list[Result[R]] = []
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=lambda: found.append(context.run(asyncio.run, session.aexecute())), daemon=True)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _call_of(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(item, dict):
+        return (), dict(item)
+    return (item if type(item) is tuple else (item,)), {}
+
+
+# --- decorating --------------------------------------------------------------------------------------------------------
+
+
+@overload
+def program(function: Callable[Concatenate[State, P], Awaitable[R]], /) -> Program[P, R]: ...
+@overload
+def program(function: Callable[Concatenate[State, P], Joined[R]], /) -> Program[P, list[R]]: ...
+@overload
+def program(function: Callable[Concatenate[State, P], Lazy[R]], /) -> Program[P, R]: ...
+@overload
+def program(function: Callable[Concatenate[State, P], R], /) -> Program[P, R]: ...
+@overload
+def program(*, pure: bool = False) -> Callable[[Callable[Concatenate[State, P], R]], Program[P, R]]: ...
+def program(function: Any = None, /, *, pure: bool = False) -> Any:
+    """Make a function a prompt program. Its first parameter (after `self` in a class) is the state.
+
+    pure: the body has no effects besides its appends, so it may be traced before each run and the trace used as a
+    prediction.
+
+    Raises:
+        DecorationError: a generator, no state parameter, or not a function.
+    """
+    if function is None:
+        return lambda wrapped: _decorated(wrapped, pure)
+    return _decorated(function, pure)
+
+
+def _decorated(function: Any, pure: bool) -> Program[..., Any]:
+    origin = caller_origin(2)
+    if isinstance(function, (staticmethod, classmethod)):
+        raise DecorationError(
+            f"@program stands above @{type(function).__name__}",
+            hint=f"@{type(function).__name__} above @program",
+            origin=origin,
+        )
+    if not inspect.isfunction(function):
+        raise DecorationError(f"{function!r} is not a function", hint="put @program on a def", origin=origin)
+    here = Origin(function.__code__.co_filename, function.__code__.co_firstlineno, function.__name__)
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise DecorationError(
+            f"{function.__name__} is a generator: its body would not run when it is called",
+            hint="return the values; prog.stream(...) gives text while it is written",
+            origin=here,
+        )
+    _state_parameter(function, here)
+    return Program(function, pure=pure, origin=here)
+
+
+def _state_parameter(function: Any, origin: Origin) -> None:
+    parameters = list(inspect.signature(function).parameters.values())
+    if parameters and parameters[0].name in ("self", "cls"):
+        parameters = parameters[1:]
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if not parameters or parameters[0].kind not in positional:
+        raise DecorationError(
+            f"{function.__name__} has no parameter for the state",
+            hint=f"def {function.__name__}(s, ...): s is what the program appends to",
+            origin=origin,
+        )
+
+
+def _own_parameters(function: Any) -> tuple[str, ...]:
+    """Names of the parameters after the state, in order; those of `*args` and `**kwargs` are none."""
+    parameters = list(inspect.signature(function).parameters.values())
+    skipped = 2 if parameters[0].name in ("self", "cls") else 1
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return tuple(p.name for p in parameters[skipped:] if p.kind in named)

@@ -1,0 +1,195 @@
+"""The seam inside the frontend: a State talks to a Recorder, which is a live run or a tracer.
+
+    State, Branches  -- append(nodes), register --> Recorder --> ir/execution.Run      (LiveRecorder, here)
+    s[x], s.text     <-- read(bound), text ----                  Graph + Abstract      (Tracer, in tracer.py)
+
+A recorder owns the graph that grows. Everything that differs between running and tracing goes through its methods:
+
+    append      nodes of one statement, already complete; raises what the border can see, and then nothing has happened
+    pieces      a string that crosses the border into text (a tracer finds the tags of abstract values in it)
+    expression  a Python value that crosses the border as data: tool arguments, return values
+    read        the value of something bound: waits for it, or is an abstract value
+    choose      a `switch`: runs one arm, or records all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from ..errors import DeadlineError, Origin, ProgramError, UnresolvedError
+from ..ir.execution import Outcome, Run
+from ..ir.graph import Graph
+from ..ir.nodes import Expression, Node, Piece, Plain
+from .bindings import Bound
+from .data import data_of_value
+from .sites import Sites, caller_origin
+from .waiting import wait
+
+
+class Recorder(Protocol):
+    """What a State needs of whoever takes its nodes."""
+
+    graph: Graph
+    sites: Sites
+    tracing: bool
+    asynchronous: bool
+
+    def append(self, nodes: Sequence[Node]) -> None:
+        """Take the nodes of one statement. Raises what the border can see; then nothing was appended."""
+
+    def register(self, key: str, function: Callable[..., Any]) -> str:
+        """Make a Python callable known. Returns the key to name it by (`key`, made unique)."""
+
+    def pieces(self, text: str) -> tuple[Piece, ...]:
+        """A string as pieces of a Text node."""
+
+    def expression(self, value: Any, origin: Origin) -> Expression:
+        """A Python value as an expression. Raises ProgramError where it is not data."""
+
+    def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
+        """The value of what is bound. Raises the cause where it failed; DeadlineError after `timeout_s`."""
+
+    async def aread(self, bound: Bound) -> Any:
+        """Like `read`, for async bodies: waits without blocking the loop."""
+
+    def is_finished(self, node_id: str) -> bool:
+        """Whether a node has its outcome, without a failure."""
+
+    def outcome(self, node_id: str) -> Outcome:
+        """What a node resolved to; waits like `read`."""
+
+    def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
+        """Cancel nodes and what lies below them; None: everything."""
+
+
+class LiveRecorder:
+    """Appends go to a Run and reads wait for it. Owner: one run's session."""
+
+    tracing = False
+
+    __slots__ = ("_registered", "_shown", "asynchronous", "graph", "on_append", "run", "sites")
+
+    def __init__(self, run: Run, graph: Graph, sites: Sites, *, asynchronous: bool = False) -> None:
+        self.run = run
+        self.graph = graph
+        self.sites = sites
+        self.asynchronous = asynchronous
+        self.on_append: Callable[[Sequence[Node]], None] | None = None  # for who follows the run
+        self._registered: dict[str, Callable[..., Any]] = {}
+        self._shown: list[BaseException] = []
+
+    def has_shown(self, error: BaseException) -> bool:
+        """Whether a read has raised this failure, or one caused by it, in the program."""
+        return any(shown is error for shown in self._shown)
+
+    def append(self, nodes: Sequence[Node]) -> None:
+        """Hand the nodes to the run, then keep them."""
+        self.run.extend(nodes)
+        keep = self.graph.append
+        for node in nodes:
+            keep(node)
+        if self.on_append is not None:
+            self.on_append(nodes)
+
+    def register(self, key: str, function: Callable[..., Any]) -> str:
+        """Two different functions of one key (lambdas, say) get different keys, in order of their first use."""
+        unique, count = key, 1
+        while (known := self._registered.get(unique)) is not None and known is not function:
+            count += 1
+            unique = f"{key}#{count}"
+        if unique not in self._registered:
+            self._registered[unique] = function
+            self.run.register(unique, function)
+        return unique
+
+    def pieces(self, text: str) -> tuple[Piece, ...]:
+        """The text itself."""
+        return (Plain(text),)
+
+    def expression(self, value: Any, origin: Origin) -> Expression:
+        """Plain data."""
+        return data_of_value(value, origin)
+
+    def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
+        """Wait for the node and convert."""
+        return bound.finish(self._wait(bound.node_id, bound.label, timeout_s))
+
+    async def aread(self, bound: Bound) -> Any:
+        """Await the node and convert."""
+        import asyncio
+
+        try:
+            outcome = await asyncio.wrap_future(_shielded(self.run.value(bound.node_id)))
+        except Exception as error:
+            self._shown.append(error)
+            raise
+        return bound.finish(outcome)
+
+    def is_finished(self, node_id: str) -> bool:
+        """Whether the node's future holds an outcome."""
+        future = self.run.value(node_id)
+        return future.done() and not future.cancelled() and future.exception() is None
+
+    def outcome(self, node_id: str) -> Outcome:
+        """Wait for the node."""
+        return self._wait(node_id, node_id, None)
+
+    def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
+        """Pass it on."""
+        self.run.cancel(node_ids, reason)
+
+    def _wait(self, node_id: str, label: str, timeout_s: float | None) -> Outcome:
+        future = self.run.value(node_id)
+        if self.asynchronous and not future.done():
+            raise UnresolvedError(
+                f"{label} was read in an async program before its value existed",
+                hint="value = await s.get(x)",
+                origin=caller_origin(3),
+            )
+        try:
+            return wait(future, timeout_s)
+        except Exception as error:
+            if not future.done() and isinstance(error, TimeoutError):
+                what = f"{label} had no value after {timeout_s} s"
+                raise DeadlineError(what, hint="wait longer, or cancel the branch or run") from error
+            self._shown.append(error)
+            raise
+
+
+def _shielded(future: Future[Outcome]) -> Future[Outcome]:
+    """A copy of the future: a cancelled task would otherwise cancel the node's own future for every other reader."""
+    copy: Future[Outcome] = Future()
+
+    def settle(done: Future[Outcome]) -> None:
+        if copy.set_running_or_notify_cancel():
+            error = done.exception()
+            if error is not None:
+                copy.set_exception(error)
+            else:
+                copy.set_result(done.result())
+
+    future.add_done_callback(settle)
+    return copy
+
+
+def no_text(value: object, origin: Origin) -> ProgramError:
+    """The error for something that was appended and is no text."""
+    kind = type(value).__name__
+    if value is None:
+        hint = "append a string; a function that returns nothing was called here, perhaps"
+    elif isinstance(value, (bool, int, float)):
+        hint = f"s += str({value!r}), or an f-string with the format you want"
+    elif kind == "State":
+        hint = "append text or calls; a branch's text joins its parent with branches.concat()"
+    elif kind == "Branches":
+        hint = "append to the branches, then branches.join(x)"
+    else:
+        hint = "s += json.dumps(value), or an f-string"
+    return ProgramError(f"{_short(value)} is a {kind}, not text or a call", hint=hint, origin=origin)
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."

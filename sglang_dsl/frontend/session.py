@@ -1,0 +1,151 @@
+"""One run of one program, from opening to the Result."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from ..errors import CancelledError, Origin, ProgramError
+from ..ir.execution import Run, RunSpec, RunSummary, resolve
+from ..ir.graph import Graph
+from ..ir.nodes import Return
+from .drafting import Cursor, Line
+from .joined import Lazy
+from .recorder import LiveRecorder
+from .result import Result
+from .sites import Sites
+from .state import State
+from .waiting import wait
+
+R = TypeVar("R")
+
+
+class Session(Generic[R]):
+    """Runs a body once. `state` and `run` can be read from any thread; the body belongs to one."""
+
+    __slots__ = ("_body", "_cancelled", "_origin", "_spec", "recorder", "run", "state")
+
+    def __init__(
+        self, body: Callable[[State], Any], spec: RunSpec, sites: Sites, origin: Origin, *, asynchronous: bool = False
+    ) -> None:
+        self._body = body
+        self._spec = spec
+        self._origin = origin
+        self._cancelled = ""
+        self.run: Run = resolve(spec.options.backend).open(spec)
+        self.recorder = LiveRecorder(self.run, Graph(name=spec.program), sites, asynchronous=asynchronous)
+        self.state = State(Cursor(self.recorder, Line(), {}, ""))
+
+    def execute(self) -> Result[R]:
+        """Run the body on this thread. Never raises what went wrong in the run: that is in `Result.error`.
+
+        Raises:
+            KeyboardInterrupt: not raised; it is the Result's error, after the run was cancelled.
+        """
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            value = self._body(self.state)
+            self._note_return(value)
+            value = resolved(value)
+            summary = wait(self.run.seal())
+            error = self._failure_at_end()
+        except BaseException as raised:  # noqa: BLE001  whatever ended the body ends the run; the caller raises it
+            error = raised
+            summary = wait(self._stopped(raised))
+        return self._result(value, summary, error)
+
+    async def aexecute(self) -> Result[R]:
+        """The same for an `async def` body, on this event loop. A cancelled task cancels the run."""
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            value = await self._body(self.state)
+            self._note_return(value)
+            value = await aresolved(value)
+            summary = await asyncio.wrap_future(self.run.seal())
+            error = self._failure_at_end()
+        except asyncio.CancelledError:
+            self.cancel("the task was cancelled")
+            self.run.seal()
+            raise
+        except BaseException as raised:  # noqa: BLE001  as above
+            error = raised
+            summary = await asyncio.wrap_future(self._stopped(raised))
+        return self._result(value, summary, error)
+
+    def cancel(self, reason: str) -> None:
+        """Stop everything that has not finished."""
+        self._cancelled = reason
+        self.run.cancel(None, reason)
+
+    def _stopped(self, raised: BaseException) -> Any:
+        self.run.cancel(None, f"the program ended with {type(raised).__name__}")
+        return self.run.seal()
+
+    def _note_return(self, value: Any) -> None:
+        """Add the Return node. A value that is no data (some Python object) has none: the graph does not know it."""
+        line = self.state._cursor.line
+        if value is None or line.cancelled:
+            return
+        try:
+            expression = self.recorder.expression(value, self._origin)
+        except ProgramError:
+            return
+        self.recorder.append([Return(id="return", context=line.tip, branch=line.branch, value=expression)])
+
+    def _failure_at_end(self) -> BaseException | None:
+        """Why the program's own path failed, unless the program has seen that and gone on."""
+        if self._cancelled:
+            return CancelledError(f"the run was cancelled: {self._cancelled}")
+        tip = self.state._cursor.line.tip
+        if tip is None:
+            return None
+        error = self.run.value(tip).exception()
+        return None if error is None or self.recorder.has_shown(error) else error
+
+    def _result(self, value: Any, summary: RunSummary, error: BaseException | None) -> Result[R]:
+        self.recorder.graph.freeze()
+        return Result(value, state=self.state, graph=self.recorder.graph, spec=self._spec, summary=summary, error=error)
+
+
+def resolved(value: Any) -> Any:
+    """`value` with every lazy value in its lists, tuples and dicts waited for."""
+    match value:
+        case Lazy():
+            return resolved(value.value)
+        case list() if any(map(_may_hold_lazy, value)):
+            return [resolved(item) for item in value]
+        case tuple() if any(map(_may_hold_lazy, value)) and type(value) is tuple:
+            return tuple(resolved(item) for item in value)
+        case dict() if any(map(_may_hold_lazy, value.values())):
+            return {key: resolved(item) for key, item in value.items()}
+    return value
+
+
+async def aresolved(value: Any) -> Any:
+    """The same without blocking the loop."""
+    for lazy in _lazies_in(value):
+        await lazy
+    return resolved(value)
+
+
+def _may_hold_lazy(value: Any) -> bool:
+    return isinstance(value, (Lazy, list, tuple, dict))
+
+
+def _lazies_in(value: Any) -> list[Lazy[Any]]:
+    match value:
+        case Lazy():
+            return [value]
+        case list() | tuple():
+            return [lazy for item in value for lazy in _lazies_in(item)]
+        case dict():
+            return [lazy for item in value.values() for lazy in _lazies_in(item)]
+    return []
+
+
+def arguments_by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """A call's arguments by parameter name, as far as they are positional or named."""
+    return {**dict(zip(names, args, strict=False)), **kwargs}

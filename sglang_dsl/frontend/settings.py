@@ -1,0 +1,39 @@
+"""Run options of the surroundings: `with use(...)` reaches every branch, thread and task below it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from ..errors import SpecError
+from ..ir.specs import RunOptions
+
+_DEFAULT = RunOptions()
+_current: ContextVar[RunOptions] = ContextVar("sglang_dsl.options", default=_DEFAULT)
+
+
+@contextmanager
+def use(options: RunOptions | None = None, **fields: Any) -> Iterator[RunOptions]:
+    """Options for every run inside the block: `with use(backend="mock", seed=7): ...`.
+
+    Give a RunOptions or its fields by name, not both. What a run states itself wins; inner blocks win over outer ones.
+    """
+    if options is not None and fields:
+        raise SpecError("use() got a RunOptions and fields by name", hint="put the fields into the RunOptions")
+    token = _current.set(settled(options if options is not None else RunOptions(**fields)))
+    try:
+        yield _current.get()
+    finally:
+        _current.reset(token)
+
+
+def settled(options: RunOptions | None) -> RunOptions:
+    """`options` over those of the surroundings."""
+    outer = _current.get()
+    if options is None:
+        return outer
+    if not isinstance(options, RunOptions):
+        raise SpecError(f"options={options!r} is a {type(options).__name__}", hint="give options=RunOptions(...)")
+    return options if outer is _DEFAULT else options.over(outer)

@@ -1,0 +1,474 @@
+"""The state a program appends to: `s += x`, `s[x]`, `s.fork(n)`, turns, scopes; and the branches of a fork.
+
+A State is a view: a Line (one context path) with the names of one scope. A nested program gets a State over the same
+Line with names of its own; a branch gets a Line of its own that starts at the fork, and a copy of the names.
+
+What is different between a run and a trace is behind the Recorder (`recorder.py`): State only drafts statements
+(`drafting.py`), hands their nodes to `recorder.append`, and asks `recorder.read` for values. A tracer is a Recorder
+whose `read` returns abstract values, whose `pieces` finds them in strings, and whose `expression` finds them in data.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from difflib import get_close_matches
+from functools import partial
+from inspect import iscoroutinefunction
+from types import CodeType
+from typing import Any, Literal, TypeVar, overload
+
+from ..errors import BranchError, DslError, ForkError, JoinError, Origin, ProgramError, UnknownNameError
+from ..ir.execution import Meta, Outcome
+from ..ir.nodes import Fork, Reference
+from ..ir.nodes import Tool as ToolNode
+from ..ir.specs import JoinMode
+from .bindings import Bound, Entry, Gathered, Span
+from .drafting import Cursor
+from .expressions import Handle, Mention
+from .gathering import JoinRequest, check_parent, gather, gather_text, new_names
+from .joined import Joined, Lazy
+from .sites import Site, caller_origin
+from .spans import NamedSpan, OpenTurn
+from .tools import Tool
+from .transcript import messages_of, pieces_of, span_text, text_of
+from .waiting import run_concurrently
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class State:
+    """What a program appends to and reads from. Made by running a program, or by `fork`."""
+
+    __slots__ = ("_cursor", "_scopes", "index")
+
+    def __init__(self, cursor: Cursor, index: int | None = None) -> None:
+        self._cursor = cursor
+        self._scopes: dict[str, int] = {}
+        self.index = index  # of the branch, for a state made by fork
+
+    # appending ---------------------------------------------------------------------------------------------------
+
+    def __iadd__(self, item: Any) -> State:
+        cursor = self._cursor
+        cursor.say(item, cursor.recorder.sites.at(sys._getframe(1)))
+        return self
+
+    def append(self, item: Any) -> State:
+        """`s += item` as an expression."""
+        cursor = self._cursor
+        cursor.say(item, cursor.recorder.sites.at(sys._getframe(1)))
+        return self
+
+    # reading -----------------------------------------------------------------------------------------------------
+
+    @overload
+    def __getitem__(self, key: Handle[T]) -> T: ...
+    @overload
+    def __getitem__(self, key: str) -> Any: ...
+    def __getitem__(self, key: Handle[Any] | str) -> Any:
+        return self._value(self._find(key).bound)
+
+    @overload
+    def read(self, key: Handle[T], timeout_s: float | None = None) -> T: ...
+    @overload
+    def read(self, key: str, timeout_s: float | None = None) -> Any: ...
+    def read(self, key: Handle[Any] | str, timeout_s: float | None = None) -> Any:
+        """`s[key]`, waiting at most `timeout_s`. Raises DeadlineError."""
+        return self._value(self._find(key).bound, timeout_s)
+
+    @overload
+    async def get(self, key: Handle[T]) -> T: ...
+    @overload
+    async def get(self, key: str) -> Any: ...
+    async def get(self, key: Handle[Any] | str) -> Any:
+        """`s[key]` for `async def` programs: waits without blocking the event loop."""
+        return await self._cursor.recorder.aread(self._find(key).bound)
+
+    def __contains__(self, key: object) -> bool:
+        return key in (self._cursor.names if isinstance(key, str) else self._cursor.line.handles)
+
+    @overload
+    def all(self, key: Handle[T]) -> list[T]: ...
+    @overload
+    def all(self, key: str) -> list[Any]: ...
+    def all(self, key: Handle[Any] | str) -> list[Any]:
+        """Every value the name (or handle) was bound to so far, oldest first."""
+        return [self._value(bound) for bound in self._find(key).history()]
+
+    def meta(self, key: Handle[Any] | str) -> Meta:
+        """Token ids and scores, finish reason and counts of the call a name was last bound to."""
+        bound = self._find(key).bound
+        found = self._cursor.recorder.outcome(bound.node_id).meta
+        if found is None:
+            raise ProgramError(
+                f"{key!r} is not a model call, so it has no meta",
+                hint="ask for a gen or select",
+                origin=caller_origin(),
+            )
+        return found
+
+    def ref(self, key: Handle[Any] | str | Lazy[Any]) -> Mention:
+        """Mention a value in text without waiting for it: `s += "You said " + s.ref("a")`."""
+        if isinstance(key, Lazy):
+            return Mention((Reference(key.bound.node_id),), repr(key))
+        bound = self._find(key).bound
+        return Mention(pieces_of(bound), repr(key))
+
+    def _value(self, bound: Bound, timeout_s: float | None = None) -> Any:
+        recorder = self._cursor.recorder
+        return span_text(recorder, bound) if isinstance(bound, Span) else recorder.read(bound, timeout_s)
+
+    def _finished(self) -> dict[str, Any]:
+        """Names whose values exist, with their values. Waits for nothing."""
+        recorder = self._cursor.recorder
+        found: dict[str, Any] = {}
+        for name, entry in self._cursor.names.items():
+            if not isinstance(entry.bound, Span) and recorder.is_finished(entry.bound.node_id):
+                found[name] = recorder.read(entry.bound)
+        return found
+
+    def _outcomes(self) -> dict[str, Outcome]:
+        recorder = self._cursor.recorder
+        return {n.id: recorder.outcome(n.id) for n in recorder.graph if recorder.is_finished(n.id)}
+
+    def _find(self, key: Handle[Any] | str) -> Entry:
+        entry = self._cursor.names.get(key) if isinstance(key, str) else self._cursor.line.handles.get(key)
+        if entry is None:
+            raise self._unknown(key, caller_origin(2))
+        return entry
+
+    def _unknown(self, key: object, origin: Origin) -> DslError:
+        if isinstance(key, Handle):
+            hint = "append it before reading; a handle appended in branches is read with branches.join(handle)"
+            return UnknownNameError(f"{key!r} has not been appended to this state", hint=hint, origin=origin)
+        if not isinstance(key, str):
+            return ProgramError(
+                f"a state is read by name or by handle, not by {type(key).__name__}",
+                hint="s['name'], or s[handle] with handle = gen(...)",
+                origin=origin,
+            )
+        bound = sorted(self._cursor.names)
+        near = get_close_matches(key, bound, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"names so far: {', '.join(bound) or 'none'}"
+        return UnknownNameError(f"no append so far binds the name {key!r}", hint=hint, origin=origin)
+
+    @property
+    def text(self) -> str:
+        """All text of this state's path, turn markers included; waits for it."""
+        return text_of(self._cursor)
+
+    def messages(self) -> list[dict[str, str]]:
+        """The turns so far, as `{"role", "content"}`; a turn that is still open comes last. Waits for their text.
+
+        Text outside of turns belongs to no message.
+        """
+        return messages_of(self._cursor)
+
+    # forking -----------------------------------------------------------------------------------------------------
+
+    def fork(self, n: int = 1) -> Branches:
+        """Split into `n` branches that share everything so far.
+
+        Raises:
+            ForkError: `n` is not a whole number above 0.
+        """
+        site = self._cursor.recorder.sites.at(sys._getframe(1))
+        return self._fork(n, site)
+
+    def _fork(self, n: int, site: Site) -> Branches:
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            what = (
+                f"fork({n!r}): a fork has at least one branch" if isinstance(n, int) else f"fork({n!r}) is not a number"
+            )
+            raise ForkError(
+                what, hint="s.fork(3); skip the fork where there is nothing to branch into", origin=site.origin
+            )
+        statement = self._cursor.draft(site)
+        fork_id = statement.push(Fork, size=n)
+        self._cursor.commit(statement)
+        before = dict(self._cursor.names)
+        return Branches(self, fork_id, [State(c, i) for i, c in enumerate(self._cursor.split(fork_id, n))], before)
+
+    def cancel(self, reason: str = "cancelled by the program") -> None:
+        """Stop this branch: what has not finished ends with CancelledError, finished values stay. On the program's own
+        state it stops the run.
+        """
+        line = self._cursor.line
+        if line.path and line.first is not None:
+            self._cursor.recorder.cancel([line.first], reason)
+        elif not line.path:
+            self._cursor.recorder.cancel(None, reason)
+        line.cancelled = reason
+
+    # turns and scopes --------------------------------------------------------------------------------------------
+
+    def system(self) -> OpenTurn:
+        """`with s.system(): ...`"""
+        return OpenTurn(self._cursor, "system", self._cursor.recorder.sites.at(sys._getframe(1)))
+
+    def user(self) -> OpenTurn:
+        """`with s.user(): ...`"""
+        return OpenTurn(self._cursor, "user", self._cursor.recorder.sites.at(sys._getframe(1)))
+
+    def assistant(self) -> OpenTurn:
+        """`with s.assistant(): ...`"""
+        return OpenTurn(self._cursor, "assistant", self._cursor.recorder.sites.at(sys._getframe(1)))
+
+    def role(self, name: str) -> OpenTurn:
+        """`with s.role("tool"): ...`, for any role that the model's template knows."""
+        return OpenTurn(self._cursor, name, self._cursor.recorder.sites.at(sys._getframe(1)))
+
+    def var_scope(self, name: str) -> NamedSpan:
+        """`with s.var_scope("story"): ...`; afterwards `s["story"]` is the text appended inside."""
+        return NamedSpan(self._cursor, name)
+
+    def _nested(self, program: str, body: CodeType) -> State:
+        """A state over the same line for a program called inside this one, with names of its own."""
+        self._cursor.recorder.sites.know_body(body)
+        count = self._scopes[program] = self._scopes.get(program, 0) + 1
+        name = program if count == 1 else f"{program}#{count}"
+        scope = f"{self._cursor.scope}/{name}" if self._cursor.scope else name
+        return State(Cursor(self._cursor.recorder, self._cursor.line, {}, scope), self.index)
+
+    # tools and choices -------------------------------------------------------------------------------------------
+
+    def call(self, tool: Tool[..., T], *args: Any, **kwargs: Any) -> Lazy[T]:
+        """Call a tool once its arguments are there. Does not wait; appends no text. The value can be read as
+        `s[tool name]` too, awaited, mentioned (`s += hits`), or used like what the tool returns.
+        """
+        site = self._cursor.recorder.sites.at(sys._getframe(1))
+        if not isinstance(tool, Tool):
+            raise ProgramError(f"{tool!r} is not a tool", hint="put @tool on the function", origin=site.origin)
+        statement = self._cursor.draft(site)
+        arguments = self._cursor.recorder.expression(tool.arguments(args, kwargs, site.origin), site.origin)
+        node_id = statement.push(
+            ToolNode,
+            name=tool.name,
+            tool=statement.register(tool.key, tool.function),
+            arguments=tool.as_dict(arguments),
+            timeout_s=tool.timeout_s,
+            pure=tool.pure,
+            idempotent=tool.idempotent,
+        )
+        self._cursor.commit(statement)
+        bound = Bound(node_id, tool.convert, f"{tool.name}(...)")
+        self._cursor.rebind(tool.name, bound)
+        return Lazy(self._cursor.recorder, bound)
+
+    def __repr__(self) -> str:
+        where = f" branch {self._cursor.line.path}" if self._cursor.line.path else ""
+        return f"<State{where} at {self._cursor.line.tip}>"
+
+
+class Branches:
+    """States made by one fork, in order. `branches += x` appends to each; `x` may be a function of the index."""
+
+    __slots__ = ("_before", "_fork_id", "_parent", "_states")
+
+    def __init__(self, parent: State, fork_id: str, states: list[State], before: dict[str, Entry]) -> None:
+        self._parent = parent
+        self._fork_id = fork_id
+        self._states = states
+        self._before = before
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[State]:
+        return iter(self._states)
+
+    @overload
+    def __getitem__(self, index: int) -> State: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[State]: ...
+    def __getitem__(self, index: int | slice) -> State | list[State]:
+        return self._states[index]
+
+    def __setitem__(self, index: int, state: State) -> None:
+        """What `branches[i] += x` ends with. Raises BranchError for any other state."""
+        if state is not self._states[index]:
+            raise BranchError(f"branch {index} cannot be replaced", hint="branches[i] += x", origin=caller_origin())
+
+    def __iadd__(self, item: Any) -> Branches:
+        self._say(item, self._site(sys._getframe(1)))
+        return self
+
+    def append(self, item: Any) -> Branches:
+        """`branches += item` as an expression."""
+        self._say(item, self._site(sys._getframe(1)))
+        return self
+
+    def _say(self, item: Any, site: Site) -> None:
+        """One statement per branch, handed over together: the runtime sees all siblings at once."""
+        drafted = []
+        for index, state in enumerate(self._states):
+            statement = state._cursor.draft(site)
+            statement.add(item(index) if callable(item) and not isinstance(item, type) else item)
+            drafted.append((state._cursor.names, statement))
+        nodes = [node for _, statement in drafted for node in statement.finish()]
+        if nodes:
+            self._parent._cursor.recorder.append(nodes)
+            for names, statement in drafted:
+                statement.commit(names)
+
+    def _site(self, frame: Any) -> Site:
+        return self._parent._cursor.recorder.sites.at(frame)
+
+    # running branch bodies ---------------------------------------------------------------------------------------
+
+    @overload
+    def map(  # type: ignore[overload-overlap]  # a coroutine function is the narrower case
+        self, body: Callable[[State], Coroutine[Any, Any, R]], *, concurrency: int | None = None
+    ) -> Coroutine[Any, Any, list[R]]: ...
+    @overload
+    def map(self, body: Callable[[State], R], *, concurrency: int | None = None) -> list[R]: ...
+    def map(self, body: Callable[[State], Any], *, concurrency: int | None = None) -> Any:
+        """Call `body(branch)` for every branch, concurrently on this thread: where one waits for a value, others go on.
+
+        An `async def` body gives an awaitable and runs as tasks. `concurrency` bounds how many bodies are begun and
+        unfinished at a time. Returns the bodies' results in branch order.
+
+        Raises:
+            JoinError: a body raised; it holds every result, the first error is its cause.
+        """
+        origin = caller_origin()
+        if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
+            raise ForkError(f"concurrency={concurrency!r} is below 1", hint="leave it out for no bound", origin=origin)
+        if iscoroutinefunction(body) or getattr(body, "asynchronous", False):
+            return self._map_async(body, concurrency, origin)
+        ended = run_concurrently([partial(body, branch) for branch in self._states], concurrency)
+        return _all_or_first_error([value if error is None else error for value, error in ended], ended, origin)
+
+    async def _map_async(
+        self, body: Callable[[State], Coroutine[Any, Any, R]], concurrency: int | None, origin: Origin
+    ) -> list[R]:
+        import asyncio
+
+        gate = asyncio.Semaphore(concurrency or len(self._states))
+
+        async def one(branch: State) -> tuple[R | None, Exception | None]:
+            async with gate:
+                try:
+                    return await body(branch), None
+                except Exception as error:  # noqa: BLE001  a body's error is its result; the map raises it
+                    return None, error
+
+        ended = await asyncio.gather(*(one(branch) for branch in self._states))
+        return _all_or_first_error([value if error is None else error for value, error in ended], ended, origin)
+
+    def cancel(self, reason: str = "cancelled by the program") -> None:
+        """Cancel every branch."""
+        for state in self._states:
+            state.cancel(reason)
+
+    # joins -------------------------------------------------------------------------------------------------------
+
+    @overload
+    def join(self, what: Handle[T], *, mode: Literal["all"] = "all", nested: bool = False) -> Joined[T]: ...
+    @overload
+    def join(self, what: str, *, mode: Literal["all"] = "all", nested: bool = False) -> Joined[Any]: ...
+    @overload
+    def join(
+        self, what: Handle[Any] | str, *, mode: JoinMode, k: int | None = None,
+        key: Callable[[Any], Any] | None = None, nested: bool = False,
+    ) -> Any: ...  # fmt: skip
+    @overload
+    def join(self, what: None = None, *, mode: JoinMode = "all", nested: bool = False) -> Any: ...
+    def join(
+        self,
+        what: Handle[Any] | str | None = None,
+        *,
+        mode: JoinMode = "all",
+        k: int | None = None,
+        key: Callable[[Any], Any] | None = None,
+        nested: bool = False,
+    ) -> Any:
+        """Gather what the branches bound, in branch order, and bind the name in the parent. Does not wait.
+
+        Without `what`: everything the branches have bound since the fork, each name on its own; gives the list where
+        it is one name, a dict of lists by name where there are more, and None where there is none. A branch that gathered the
+        name in an inner join adds that list's items, not a list (`nested=True`: a list).
+
+        mode: "all" (siblings finish, then the first failure is raised as a JoinError with every result), "settle"
+        (a list of values, errors and MISSING), "first" (the first `k` successes), "quorum" (the first value that `k`
+        branches agree on), "vote" (the majority), "best" (the value with the highest `key(value)`), "concat" (no
+        value: the branches' text is appended to the parent).
+
+        Raises:
+            BranchError: the parent was itself joined. UnknownNameError: no branch has bound `what`. SpecError: `k` or
+            `key` does not fit the mode.
+        """
+        site = self._site(sys._getframe(1))
+        return self._join(what, JoinRequest(mode=mode, k=k, key=key, nested=nested), site)
+
+    def settle(self, what: Handle[T] | str) -> Joined[Any]:
+        """`join(what, mode="settle")`: values, errors and MISSING by branch; raises nothing itself."""
+        site = self._site(sys._getframe(1))
+        return self._join(what, JoinRequest(mode="settle"), site)  # type: ignore[no-any-return]
+
+    def first(self, what: Handle[T], k: int = 1) -> Joined[T]:
+        """The first `k` values, in branch order; the other branches are cancelled."""
+        site = self._site(sys._getframe(1))
+        return self._join(what, JoinRequest(mode="first", k=k), site)  # type: ignore[no-any-return]
+
+    def quorum(self, what: Handle[T], k: int) -> Lazy[T]:
+        """The first value that `k` branches agree on; the other branches are cancelled."""
+        site = self._site(sys._getframe(1))
+        return self._join(what, JoinRequest(mode="quorum", k=k), site)  # type: ignore[no-any-return]
+
+    def vote(self, what: Handle[T]) -> Lazy[T]:
+        """The value of most branches, decided as soon as the rest cannot change it; ties go to the lowest branch."""
+        site = self._site(sys._getframe(1))
+        return self._join(what, JoinRequest(mode="vote"), site)  # type: ignore[no-any-return]
+
+    def best(self, what: Handle[T], key: Callable[[T], Any]) -> Lazy[T]:
+        """The value for which `key` is highest; waits for all branches."""
+        site = self._site(sys._getframe(1))
+        return self._join(what, JoinRequest(mode="best", key=key), site)  # type: ignore[no-any-return]
+
+    def concat(self) -> None:
+        """Append the text of every branch to the parent, in branch order."""
+        site = self._site(sys._getframe(1))
+        self._join(None, JoinRequest(mode="concat"), site)
+
+    def _join(self, what: Handle[Any] | str | None, request: JoinRequest, site: Site) -> Any:
+        cursors = [state._cursor for state in self._states]
+        parent = self._parent._cursor
+        check_parent(parent, site)
+        request.check(len(cursors), site)
+        if request.mode == "concat" or what is None:
+            return self._join_everything(parent, cursors, request, site)
+        return self._lazy(gather(parent, self._fork_id, cursors, what, request, site), what)
+
+    def _join_everything(self, parent: Cursor, cursors: list[Cursor], request: JoinRequest, site: Site) -> Any:
+        names = [] if request.mode == "concat" else new_names(cursors, self._before)
+        if not names:
+            gather_text(parent, self._fork_id, cursors, site, request.mode)
+            return None
+        found = {name: self._lazy(gather(parent, self._fork_id, cursors, name, request, site), name) for name in names}
+        return found if len(found) > 1 else found[names[0]]
+
+    def _lazy(self, gathered: Gathered, what: object) -> Any:
+        lists = gathered.mode in ("all", "settle", "first")
+        return (
+            Joined(self._parent._cursor.recorder, gathered) if lists else Lazy(self._parent._cursor.recorder, gathered)
+        )
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} branches of {self._fork_id}>"
+
+
+def _all_or_first_error(results: list[Any], ended: Sequence[tuple[Any, Exception | None]], origin: Origin) -> list[Any]:
+    failed = [(index, error) for index, (_, error) in enumerate(ended) if error is not None]
+    if not failed:
+        return results
+    index, first = failed[0]
+    what = first.what if isinstance(first, DslError) else f"{type(first).__name__}: {first}"
+    raise JoinError(
+        f"branch {index} of {len(results)} failed ({len(failed)} in all): {what}",
+        results=results,
+        hint="catch it in the branch's body, or read .results",
+        origin=origin,
+    ) from first
