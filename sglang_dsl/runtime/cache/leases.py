@@ -44,16 +44,18 @@ class LeaseTable:
         self._tree = tree
         self._leases: dict[int, Lease] = {}
         self._open: dict[int, Lease] = {}  # those whose path is not all there yet
-        self._next_id = 0
+        self._next_id = 0  # counts down: ids that callers give are positive
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def open(self, namespace: Namespace, key: bytes, children: int) -> int:
-        """Lease the path of `key` for so many children. Returns the lease's id."""
-        self._next_id += 1
+    def open(self, namespace: Namespace, key: bytes, children: int, lease_id: int | None = None) -> int:
+        """Lease the path of `key` for so many children. Returns the lease's id: the caller's own, if it gave an unused one."""
+        if lease_id is None:
+            self._next_id -= 1
+            lease_id = self._next_id
         whole = len(key) - len(key) % (self._tree.page_size * TOKEN_BYTES)
-        lease = self._leases[self._next_id] = Lease(self._next_id, namespace, key[:whole], children)
+        lease = self._leases[lease_id] = Lease(lease_id, namespace, key[:whole], children)
         match = self._tree.match(namespace, lease.key, whole // TOKEN_BYTES, pending=False)
         lease.receipt = self._tree.acquire(match.node, f"lease {lease.lease_id}")
         self._cover(lease, match.tokens)

@@ -95,13 +95,15 @@ class Scheduler:
             self._life.counters.finished += 1
             self._end(seq, seq.prompt_tokens + kept_tokens)
 
-    def lease(self, prompt_ids: Tokens[int], namespace: Namespace, children: int) -> LeaseId:
+    def lease(
+        self, prompt_ids: Tokens[int], namespace: Namespace, children: int, *, lease_id: LeaseId | None = None
+    ) -> LeaseId:
         """Keep the state of `prompt_ids`, computed or yet to be, until so many requests that name the lease were admitted
-        or have ended.
+        or have ended. lease_id: a positive id of the caller's own, not used before.
         """
         if children < 1:
             raise SpecError(f"a lease for {children} children holds nothing", hint="lease for at least one child")
-        lease = self.cache.leases.open(namespace, pack(prompt_ids), children)
+        lease = self.cache.leases.open(namespace, pack(prompt_ids), children, lease_id)
         self._verify()
         return lease
 
