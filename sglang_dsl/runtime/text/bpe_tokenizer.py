@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -13,6 +13,23 @@ from .protocol import TextPiece
 from .segments import check_text, encode_joined
 
 SPACE_MARK = "\u2581"  # stands for a space in SentencePiece vocabularies
+
+
+def is_word(added: str) -> bool:
+    """Whether an added token that is not special may come from content: white space and words, but nothing that could
+    be a marker (`<think>`, `[TOOL]`, `<|x|>`).
+    """
+    return all(char.isalnum() or char.isspace() or char == SPACE_MARK for char in added)
+
+
+def without_markers(merges: Iterable[str | Sequence[str]], markers: Container[str]) -> list[tuple[str, str]]:
+    """Merges as pairs, without those that have to do with a marker."""
+    pairs = ((m.split(" ") if isinstance(m, str) else m) for m in merges)
+    return [
+        (left, right)
+        for left, right in pairs
+        if left not in markers and right not in markers and left + right not in markers
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +71,8 @@ class BpeTokenizer:
         self.bos_id = vocabulary.bos_id
         self.adds_bos = vocabulary.adds_bos
         self.stop_ids = vocabulary.stop_ids
-        self.control_ids = frozenset(vocabulary.markers.values())
+        nameless = (i for i, raw in enumerate(vocabulary.token_bytes) if not raw)  # rows of the logits without a token
+        self.control_ids = frozenset(vocabulary.markers.values()).union(nameless)
         self.fingerprint = vocabulary.fingerprint
         self.split_control = lru_cache(maxsize=1024)(self._split_control)
         self._check_markers()

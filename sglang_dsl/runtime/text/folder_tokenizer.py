@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ModelLoadError
-from .bpe_tokenizer import SPACE_MARK, BpeTokenizer, Vocabulary
+from .bpe_tokenizer import SPACE_MARK, BpeTokenizer, Vocabulary, is_word, without_markers
 from .byte_alphabet import piece_bytes, unseen_bytes
 
 
@@ -29,7 +29,7 @@ def tokenizer_from_folder(folder: Path, fingerprint: str) -> BpeTokenizer:
     bos_id = _token_id(settings.get("bos_token"), pieces)
     vocabulary = Vocabulary(
         token_bytes=_token_bytes(pieces, added, byte_level, _rows(config)),
-        markers={entry["content"]: entry["id"] for entry in added if entry["content"].strip()},
+        markers=_markers(added),
         stop_ids=_stop_ids(folder, settings, config, pieces),
         bos_id=bos_id,
         adds_bos=_adds_bos(stored, settings, bos_id),
@@ -78,6 +78,11 @@ def _tokenizer_json(folder: Path) -> dict[str, Any]:
     return stored
 
 
+def _markers(added: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Tokens that only control text may contain."""
+    return {e["content"]: e["id"] for e in added if e.get("special") or not is_word(e["content"])}
+
+
 def _pieces(stored: Mapping[str, Any]) -> dict[str, int]:
     added = {entry["content"]: entry["id"] for entry in stored.get("added_tokens", [])}
     return {**stored["model"]["vocab"], **added}
@@ -88,11 +93,13 @@ def _plain(stored: Mapping[str, Any]) -> Any:
     from tokenizers import Tokenizer
 
     added = stored.get("added_tokens", [])
-    hidden = {entry["content"] for entry in added if entry["content"].strip()}
-    model = {k: v for k, v in stored["model"].items() if k != "vocab"}
-    model["vocab"] = {piece: i for piece, i in stored["model"]["vocab"].items() if piece not in hidden}
-    if model.get("unk_token") in hidden:
-        model["unk_token"] = None
+    hidden = _markers(added)
+    model = {
+        **stored["model"],
+        "vocab": {piece: i for piece, i in stored["model"]["vocab"].items() if piece not in hidden},
+        "merges": without_markers(stored["model"]["merges"], hidden),
+        "unk_token": None,
+    }
     plain = {
         **stored,
         "model": model,
@@ -137,7 +144,8 @@ def _token_bytes(
     for piece, token_id in pieces.items():
         table[token_id] = piece_bytes(piece) if byte_level else _fallback_bytes(piece)
     for entry in added:
-        table[entry["id"]] = b"" if entry.get("special") else entry["content"].encode()
+        shown = entry["content"] if byte_level else entry["content"].replace(SPACE_MARK, " ")
+        table[entry["id"]] = b"" if entry.get("special") else shown.encode()
     return table
 
 

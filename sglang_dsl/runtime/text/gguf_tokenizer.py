@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ModelLoadError
-from .bpe_tokenizer import SPACE_MARK, BpeTokenizer, Vocabulary
+from .bpe_tokenizer import SPACE_MARK, BpeTokenizer, Vocabulary, is_word, without_markers
 from .byte_alphabet import piece_bytes, unseen_bytes
 from .pre_tokenizers import PreTokenizer, pre_tokenizer
 
@@ -25,13 +25,19 @@ class _Tokens:
     scores: Sequence[float]
 
     def markers(self) -> dict[str, int]:
-        """Tokens that only control text may contain. White space that is a token of its own is plain text."""
-        kinds = _HIDDEN | {_USER_DEFINED}
-        return {t: i for i, (t, k) in enumerate(zip(self.texts, self.kinds, strict=True)) if k in kinds and t.strip()}
+        """Tokens that only control text may contain."""
+        return {text: i for i, (text, kind) in enumerate(self._typed()) if _is_marker(text, kind)}
 
-    def blanks(self) -> list[str]:
-        """White space the vocabulary holds as tokens of its own."""
-        return [t for t, k in zip(self.texts, self.kinds, strict=True) if k == _USER_DEFINED and not t.strip()]
+    def words(self) -> list[str]:
+        """Added tokens that content may contain."""
+        return [text for text, kind in self._typed() if kind == _USER_DEFINED and is_word(text)]
+
+    def _typed(self) -> Iterable[tuple[str, int]]:
+        return zip(self.texts, self.kinds, strict=True)
+
+
+def _is_marker(text: str, kind: int) -> bool:
+    return kind in _HIDDEN or (kind == _USER_DEFINED and not is_word(text))
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], fingerprint: str) -> BpeTokenizer:
@@ -96,15 +102,16 @@ def _bytes_of(text: str, kind: int, byte_level: bool) -> bytes:
 
 
 def _byte_level(tokens: _Tokens, metadata: Mapping[str, Any], pre: PreTokenizer) -> Any:
-    from tokenizers import Tokenizer, models, normalizers
+    from tokenizers import AddedToken, Tokenizer, models, normalizers
 
     hidden = tokens.markers()
     vocab = {text: i for i, text in enumerate(tokens.texts) if text not in hidden}
-    merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges", ())]
+    merges = without_markers(metadata.get("tokenizer.ggml.merges", ()), hidden)
     plain = Tokenizer(_model(models.BPE, vocab=vocab, merges=merges, ignore_merges=pre.whole_words))
     plain.pre_tokenizer = pre.build()
     if pre.nfc:
         plain.normalizer = normalizers.NFC()
+    plain.add_tokens([AddedToken(text, normalized=False) for text in tokens.words()])
     return plain
 
 
@@ -117,7 +124,7 @@ def _sentence_piece(tokens: _Tokens) -> Any:
     merges = _merges_by_score(tokens)
     plain = Tokenizer(_model(models.BPE, vocab=vocab, merges=merges, byte_fallback=True))
     plain.normalizer = normalizers.Replace(" ", SPACE_MARK)
-    plain.add_tokens([AddedToken(text, normalized=False) for text in tokens.blanks()])
+    plain.add_tokens([AddedToken(text, normalized=False) for text in tokens.words()])
     return plain
 
 

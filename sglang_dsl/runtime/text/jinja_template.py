@@ -70,7 +70,7 @@ class JinjaTemplate:
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
-        template = _compile(source)
+        template = compile_template(source)
         self._dated = "strftime_now" in source
         self._of_day = lru_cache(maxsize=2)(lambda day: _Gaps(template, variables or {}))
 
@@ -214,7 +214,7 @@ def _template_errors() -> tuple[type[Exception], ...]:
     return (TemplateError, TypeError, ValueError, LookupError)
 
 
-def _compile(source: str) -> Any:
+def compile_template(source: str) -> Any:
     """A template in the environment the model's authors wrote it for.
 
     Source: transformers, utils/chat_template_utils.py (sandbox, block trimming, loop controls, tojson, raise_exception,
