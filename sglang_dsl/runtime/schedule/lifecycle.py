@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..cache.keys import pack
 from ..cache.prefix_cache import PrefixCache
 from .ownership import Ownership
 from .request import GenerateRequest
@@ -90,6 +91,7 @@ class Lifecycle:
         """Give up its memory for now; it goes back to the head of the queue and keeps its tokens."""
         self._leave(seq)
         self._ownership.release(seq, len(seq.tokens))
+        seq.key = pack(seq.tokens)
         if seq.task is not None:
             seq.task.restart()
         if seq.prompt_logprobs is not None:

@@ -27,8 +27,6 @@ class Ownership:
         """Match and lock the longest cached prefix; `seq` stands at its end."""
         if not self.shares(seq):
             return
-        if len(seq.key) != len(seq.tokens) * TOKEN_BYTES:
-            seq.key = pack(seq.tokens)
         match, seq.receipt = self.cache.hold(seq.request.namespace, seq.key, limit_tokens, seq.request_id)
         seq.pages, seq.tree_pages, seq.computed = match.pages, len(match.pages), match.tokens
         if self._page > 1 and seq.task is None and limit_tokens > match.tokens:

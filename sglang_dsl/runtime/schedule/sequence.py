@@ -52,7 +52,7 @@ class Sequence:
         self.request_id = request.request_id
         self.tokens = list(request.prompt_ids)
         self.prompt_tokens = len(self.tokens)
-        self.key = pack(self.tokens)
+        self.key = pack(self.tokens)  # of all tokens known when it was last queued
         self.task = task
         self.phase: Phase = "waiting"
         self.arrival = seq_id
