@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +44,17 @@ class GgufFile:
         """The transformers config, with float32 roundings in the file's numbers undone (0.00000999… is 1e-05)."""
         from transformers import AutoConfig
 
-        values = dict(self._architecture.fixed)
+        values: dict[str, Any] = {}
         for key, option in self._architecture.config.items():
             value = self._field(f"{self._name}.{key}", None)
             if value is not None:
                 values[option] = _shortest(value)
-        values.setdefault("vocab_size", len(self._field("tokenizer.ggml.tokens")))
+        if "vocab_size" not in values:
+            values["vocab_size"] = len(self._field("tokenizer.ggml.tokens"))
         values["tie_word_embeddings"] = all(t.name != "output.weight" for t in self._header.tensors)
         values["rope_parameters"] = self._rope()
+        if self._name == "gemma3":
+            values["query_pre_attn_scalar"] = _gemma_query_scale(values)
         values |= {f"{n}_token_id": self._field(f"tokenizer.ggml.{n}_token_id", None) for n in ("bos", "eos")}
         return AutoConfig.for_model(self._architecture.model_type, **values)
 
@@ -106,6 +110,16 @@ class GgufFile:
         if default:
             return default[0]
         raise ModelLoadError(f"{self._path} does not say {key}", hint="download it again")
+
+
+def _gemma_query_scale(values: Mapping[str, Any]) -> int:
+    """What queries are scaled by the inverse root of. Files do not hold it; the 27B model (62 layers) is the exception.
+
+    Source: llama.cpp, hyperparameters of LLM_ARCH_GEMMA3.
+    """
+    if values["num_hidden_layers"] == 62:
+        return int(values["hidden_size"]) // int(values["num_attention_heads"])
+    return int(values["head_dim"])
 
 
 def _shortest(value: Any) -> Any:

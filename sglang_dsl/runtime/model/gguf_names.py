@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -53,13 +53,12 @@ _CONFIG = {
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """One GGUF architecture. permuted: query and key rows are stored with rotary halves interleaved. shifted_norms: norm
-    weights are stored plus one. fixed: config values the file does not hold.
+    weights are stored plus one.
     """
 
     model_type: str
     block: Mapping[str, str] = field(default_factory=lambda: _BLOCK)
     config: Mapping[str, str] = field(default_factory=lambda: _CONFIG)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
     permuted: bool = False
     shifted_norms: bool = False
 

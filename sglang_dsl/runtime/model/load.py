@@ -137,6 +137,7 @@ def _read_gguf(path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _read_folder(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     if not (path / "config.json").is_file():
@@ -145,7 +146,7 @@ def _read_folder(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             path, dtype=dtype, local_files_only=True, trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ModelLoadError(f"{path} cannot be loaded: {error}") from error
     return model
 
