@@ -1,0 +1,177 @@
+"""Objects: properties in schema order, optional ones left out, additional ones at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .charset import CharSet
+from .grammar import EMPTY, NOTHING, Chars, Expr, Ref, alt, optional, repeat, seq, text
+from .json_text import PLAIN, string_expr, value_expr
+from .limits import LIMITS
+from .normalise import Schema, refused
+
+Find = Callable[[str, str, Any, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectShape:
+    """What a schema says about an object's members.
+
+    extra: the schema of additional members (False: none), said by `extra_keyword`. key_pattern, key_schema: what their names match.
+    low, high: how many additional members.
+    """
+
+    properties: Mapping[str, Schema]
+    required: frozenset[str]
+    extra: Schema
+    extra_keyword: str
+    key_pattern: str | None
+    key_schema: Schema | None
+    low: int
+    high: int | None
+
+    @classmethod
+    def read(cls, schema: dict[str, Any], path: str, find: Find) -> ObjectShape:
+        """From a flat schema.
+
+        Raises:
+            ConstraintError: malformed keywords, or combinations that cannot be said.
+        """
+        properties, required = _members(schema, path)
+        extra, keyword, pattern = _extra(schema, properties, required, path, find)
+        low, high = _counts(schema, properties, required, extra, path, find)
+        missing = [name for name in required if name not in properties]
+        names = schema.get("propertyNames")
+        if names is not None and properties:
+            raise refused(path, "propertyNames", "cannot be combined with properties")
+        if extra is not False and missing:
+            raise refused(path, "required", f"{missing[0]!r} is not among the properties", "declare it in properties")
+        return cls(properties, frozenset(required), extra, keyword, pattern, names, low, high)
+
+
+def _members(schema: dict[str, Any], path: str) -> tuple[dict[str, Schema], list[str]]:
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict):
+        raise refused(path, "properties", "is not an object of schemas", "give each property's schema by name")
+    if not isinstance(required, list) or not all(isinstance(n, str) for n in required):
+        raise refused(path, "required", "is not a list of names", "list the names of required properties")
+    if len(properties) > LIMITS.properties:
+        raise refused(
+            path, "properties", f"has {len(properties)} members, more than {LIMITS.properties}", "split the object"
+        )
+    extra = schema.get("additionalProperties", True)
+    if extra is not False and "patternProperties" not in schema:  # required names meet additionalProperties
+        properties = {**properties, **{n: extra for n in required if n not in properties}}
+    return properties, required
+
+
+def _extra(
+    schema: dict[str, Any], properties: dict[str, Schema], required: list[str], path: str, find: Find
+) -> tuple[Schema, str, str | None]:
+    patterns = schema.get("patternProperties", {})
+    if patterns:
+        if len(patterns) > 1 or properties or not isinstance(patterns, dict):
+            raise refused(path, "patternProperties", "is supported with one pattern and no properties")
+        ((pattern, extra),) = patterns.items()
+        if schema.get("additionalProperties", True) is not False:
+            find(path, "patternProperties", "narrows", "writes only names that match the pattern")
+        return extra, "patternProperties", pattern
+    extra = schema.get("additionalProperties", False if properties else True)
+    if "additionalProperties" not in schema and properties:
+        find(path, "additionalProperties", "narrows", "is not given: no additional properties are written")
+    if properties and extra is not False:
+        find(path, "additionalProperties", "narrows", "names of additional properties hold no escapes")
+    return extra, "additionalProperties", None
+
+
+def _counts(
+    schema: dict[str, Any], properties: dict[str, Schema], required: list[str], extra: Schema, path: str, find: Find
+) -> tuple[int, int | None]:
+    """How many additional members there may be. Refuses counts that would depend on which optional ones are written."""
+    low, high = schema.get("minProperties", 0), schema.get("maxProperties")
+    for keyword, count in (("minProperties", low), ("maxProperties", high)):
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
+            raise refused(path, keyword, f"{count!r} is not a whole number from 0 on", "give a whole number")
+    always, all_of_them = len(set(required) & properties.keys()), len(properties)
+    if low <= always and (high is None or (extra is False and all_of_them <= high)):
+        return 0, None
+    if always != all_of_them:
+        find(
+            path,
+            "minProperties" if low > always else "maxProperties",
+            "weakens",
+            "cannot be counted over optional properties",
+        )
+        return 0, None
+    if low > always + 1:
+        find(path, "minProperties", "weakens", "may be met by one name twice")
+    return max(low - always, 0), None if high is None else high - always
+
+
+def object_expr(
+    shape: ObjectShape,
+    values: Mapping[str, Expr],
+    extra: Expr | None,
+    keys: Expr | None,
+    space: Expr,
+    rules: dict[str, Expr],
+    name: str,
+) -> Expr:
+    """`{`, the members, `}`. `rules` gets one rule per property and side: what may follow with and without a member before."""
+    comma, colon = seq(space, text(","), space), seq(space, text(":"), space)
+    if shape.high is not None and shape.high < max(shape.low, 0):
+        return NOTHING
+    after, first = _additional(shape, values, extra, keys, comma, colon, rules, name)
+    for i, (key, value) in reversed(list(enumerate(values.items()))):
+        pair = seq(value_expr(key, EMPTY), colon, value)
+        needed = key in shape.required
+        first = alt(seq(pair, after), *([] if needed else [first]))
+        after = alt(seq(comma, pair, after), *([] if needed else [after]))
+        rules[f"{name} first {i}"], rules[f"{name} after {i}"] = first, after
+        first, after = Ref(f"{name} first {i}"), Ref(f"{name} after {i}")
+    missing = shape.required - values.keys()
+    if missing:
+        return NOTHING
+    return seq(text("{"), space, first, space, text("}"))
+
+
+def _additional(
+    shape: ObjectShape,
+    values: Mapping[str, Expr],
+    extra: Expr | None,
+    keys: Expr | None,
+    comma: Expr,
+    colon: Expr,
+    rules: dict[str, Expr],
+    name: str,
+) -> tuple[Expr, Expr]:
+    """Additional members after some other member, and as the first ones."""
+    if extra is None:
+        return (EMPTY, EMPTY) if shape.low == 0 else (NOTHING, NOTHING)
+    key = keys or (_other_keys(list(values), rules, name) if values else string_expr(0, None))
+    pair = seq(key, colon, extra)
+    after = repeat(seq(comma, pair), shape.low, shape.high)
+    if shape.high == 0:
+        return EMPTY, EMPTY
+    more = repeat(seq(comma, pair), max(shape.low - 1, 0), None if shape.high is None else shape.high - 1)
+    return after, seq(pair, more) if shape.low else optional(seq(pair, more))
+
+
+def _other_keys(names: list[str], rules: dict[str, Expr], name: str) -> Expr:
+    """A quoted name, without escapes, that is none of `names`: a trie with every way out of it."""
+    tails = repeat(Chars(PLAIN), 0, None)
+    work, made = [""], {""}
+    while work:
+        prefix = work.pop()
+        following = {n[len(prefix)] for n in names if n.startswith(prefix) and len(n) > len(prefix)}
+        options = [] if prefix in names else [text('"')]
+        options.append(seq(Chars(PLAIN - CharSet.of("".join(following))), tails, text('"')))
+        for character in sorted(following & {c for c in following if c in PLAIN}):
+            options.append(seq(text(character), Ref(f"{name} key {prefix + character}")))
+            if prefix + character not in made:
+                made.add(prefix + character)
+                work.append(prefix + character)
+        rules[f"{name} key {prefix}"] = alt(*options)
+    return seq(text('"'), Ref(f"{name} key "))

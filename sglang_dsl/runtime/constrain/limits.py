@@ -1,0 +1,89 @@
+"""Limits on what a constraint may cost, checked before anything is compiled."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ConstraintError
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes above which a constraint is refused.
+
+    source_bytes: of the canonical text. depth: levels of schemas in schemas, and of regex groups. json_depth: brackets in the
+    source. repeat_product: nested bounded repeats multiplied. rules: grammar size in expressions.
+    """
+
+    source_bytes: int = 256 * 1024
+    depth: int = 64
+    json_depth: int = 256
+    enum_values: int = 10_000
+    properties: int = 512
+    repeat_product: int = 100_000
+    expressions: int = 200_000
+
+
+LIMITS = Limits()
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def check_size(source: str) -> None:
+    """Raise ConstraintError if the source itself is too large."""
+    size = len(source.encode("utf-8", "surrogatepass"))
+    if size > LIMITS.source_bytes:
+        raise ConstraintError(
+            f"the constraint has {size} bytes, more than {LIMITS.source_bytes}", hint="split it over several calls"
+        )
+
+
+def load_json(source: str, what: str) -> Any:
+    """Parse JSON that may come from anyone.
+
+    Raises:
+        ConstraintError: malformed (with line and column), nested too deep, a key twice in one object, or a lone surrogate.
+    """
+    _check_brackets(source, what)
+    try:
+        value = json.loads(source, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except json.JSONDecodeError as error:
+        raise ConstraintError(
+            f"{what} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}", hint="give valid JSON"
+        ) from error
+    except ValueError as error:
+        raise ConstraintError(f"{what} is not JSON: {error}", hint="give valid JSON") from error
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ConstraintError(
+            f"{what} holds a lone surrogate, which no UTF-8 text can hold", hint="remove it"
+        ) from error
+    return value
+
+
+def _check_brackets(source: str, what: str) -> None:
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", _STRING.sub("", source)):
+        depth += 1 if bracket in "[{" else -1
+        deepest = max(deepest, depth)
+    if deepest > LIMITS.json_depth:
+        raise ConstraintError(
+            f"{what} is nested {deepest} levels deep, more than {LIMITS.json_depth}",
+            hint="flatten it, or name parts in $defs",
+        )
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"the key {key!r} stands twice in one object")
+        result[key] = value
+    return result
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,0 +1,197 @@
+"""Schemas as conjunctions of plain keywords: `$ref` beside siblings and `allOf` are merged, so that nothing is dropped.
+
+Merging two schemas gives one that allows exactly what both allow. What cannot be merged is refused with its JSON path.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any, TypeAlias
+
+from ...errors import ConstraintError
+
+Schema: TypeAlias = bool | dict[str, Any]
+
+ANNOTATIONS = frozenset(
+    ["title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id", "id", "$defs", "definitions", "discriminator", "contentMediaType", "contentEncoding", "contentSchema"]
+)
+_LARGER = frozenset({"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"})
+_SMALLER = frozenset({"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"})
+_OBJECT = frozenset({"properties", "patternProperties", "additionalProperties"})
+_ARRAY = frozenset({"prefixItems", "items"})
+
+
+class Refs:
+    """Looks up local references in one document."""
+
+    def __init__(self, document: Schema) -> None:
+        self._document = document
+
+    def resolve(self, ref: object, path: str) -> Schema:
+        """The schema a `$ref` names.
+
+        Raises:
+            ConstraintError: remote, dangling, or not a schema.
+        """
+        if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
+            raise refused(path, "$ref", f"{ref!r} is not a local reference such as '#/$defs/Name'")
+        target: Any = self._document
+        for part in ref[1:].split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(target, list) and key.isdecimal() and int(key) < len(target):
+                target = target[int(key)]
+            elif isinstance(target, dict) and key in target:
+                target = target[key]
+            else:
+                raise refused(path, "$ref", f"{ref!r} names nothing in this schema")
+        if not isinstance(target, (bool, dict)):
+            raise refused(path, "$ref", f"{ref!r} names something that is not a schema")
+        return target
+
+    def flat(self, schema: Schema, path: str, seen: tuple[str, ...] = ()) -> Schema:
+        """The schema without `allOf`, and without `$ref` unless that is all it has. `seen`: references followed so far.
+
+        Raises:
+            ConstraintError: references that only lead back to themselves, or parts that cannot be merged.
+        """
+        if isinstance(schema, bool):
+            return schema
+        plain = {k: v for k, v in schema.items() if k not in ANNOTATIONS}
+        if set(plain) == {"$ref"} and not seen:
+            self._check_loop(plain["$ref"], path, ())
+            return plain
+        merged: Schema = {k: v for k, v in plain.items() if k not in ("$ref", "allOf")}
+        if "$ref" in plain:
+            ref = plain["$ref"]
+            if ref in seen:
+                raise refused(path, "$ref", f"{ref!r} refers only to itself")
+            merged = merge(self.flat(self.resolve(ref, path), path, (*seen, ref)), merged, path)
+        for i, part in enumerate(_list(plain.get("allOf", []), path, "allOf")):
+            merged = merge(merged, self.flat(part, f"{path}/allOf/{i}", seen or ("",)), path)
+        return merged
+
+    def _check_loop(self, ref: object, path: str, seen: tuple[object, ...]) -> None:
+        """A reference has to lead to something that says more than another reference."""
+        if ref in seen:
+            raise refused(path, "$ref", f"{ref!r} refers only to itself")
+        target = self.resolve(ref, path)
+        if isinstance(target, dict):
+            followers = [target, *_list(target.get("allOf", []), path, "allOf")]
+            for follower in followers:
+                if isinstance(follower, dict) and "$ref" in follower:
+                    self._check_loop(follower["$ref"], path, (*seen, ref))
+
+
+def refused(path: str, keyword: str, why: str, hint: str = "") -> ConstraintError:
+    """The error for one keyword at one JSON path."""
+    return ConstraintError(
+        f"schema keyword {keyword!r} at {path or '#'}: {why}",
+        hint=hint or "leave it out, and check the value after reading it",
+    )
+
+
+def merge(a: Schema, b: Schema, path: str) -> Schema:
+    """A schema that allows what both allow."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a if b is True else b if a is True else False
+    left, right = a, b
+    result = {**left, **right}
+    for keyword in (left.keys() & right.keys()) - _OBJECT - _ARRAY:
+        result[keyword] = _both(keyword, left[keyword], right[keyword], path)
+    if left.keys() & _OBJECT and right.keys() & _OBJECT:
+        result |= _merge_objects(left, right, path)
+    if left.keys() & _ARRAY and right.keys() & _ARRAY:
+        result |= _merge_arrays(left, right)
+    return result
+
+
+def _both(keyword: str, a: Any, b: Any, path: str) -> Any:
+    if a == b and type(a) is type(b):
+        return a
+    if keyword in _LARGER | _SMALLER and _is_number(a) and _is_number(b):
+        return max(a, b) if keyword in _LARGER else min(a, b)
+    match keyword:
+        case "type":
+            return _common_types(_as_list(a), _as_list(b))
+        case "enum":
+            return [v for v in a if _json(v) in set(map(_json, b))]
+        case "required":
+            return [*a, *(name for name in b if name not in a)]
+        case "multipleOf" if isinstance(a, int) and isinstance(b, int):
+            return math.lcm(a, b)
+        case "nullable":
+            return a and b
+        case "anyOf" | "oneOf" if isinstance(a, list) and isinstance(b, list):
+            raise refused(
+                path, keyword, "stands in two schemas that both have to hold", "multiply the alternatives out"
+            )
+    raise refused(path, keyword, f"two different values have to hold at once: {_json(a)} and {_json(b)}")
+
+
+def _common_types(a: list[Any], b: list[Any]) -> list[Any]:
+    common = [t for t in a if t in b]
+    if "integer" not in common and (("integer" in a and "number" in b) or ("number" in a and "integer" in b)):
+        common.append("integer")
+    return common
+
+
+def _merge_objects(a: dict[str, Any], b: dict[str, Any], path: str) -> dict[str, Any]:
+    """Every name gets what both sides say about it; a name only one side lists meets the other's additionalProperties."""
+    if a.get("patternProperties", {}) != b.get("patternProperties", {}) and (
+        "patternProperties" in a or "patternProperties" in b
+    ):
+        raise refused(path, "patternProperties", "cannot be combined with another schema for the same object")
+    own_a, own_b = a.get("properties", {}), b.get("properties", {})
+    names = [*own_a, *(n for n in own_b if n not in own_a)]
+    merged: dict[str, Any] = {
+        "properties": {
+            n: _all(
+                own_a.get(n, a.get("additionalProperties", True)), own_b.get(n, b.get("additionalProperties", True))
+            )
+            for n in names
+        }
+    }
+    if "additionalProperties" in a or "additionalProperties" in b:
+        merged["additionalProperties"] = _all(a.get("additionalProperties", True), b.get("additionalProperties", True))
+    return merged
+
+
+def _merge_arrays(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    first, second = a.get("prefixItems", []), b.get("prefixItems", [])
+    rest_a, rest_b = a.get("items", True), b.get("items", True)
+    length = max(len(first), len(second))
+    prefix = [
+        _all(first[i] if i < len(first) else rest_a, second[i] if i < len(second) else rest_b) for i in range(length)
+    ]
+    return {"items": _all(rest_a, rest_b), **({"prefixItems": prefix} if prefix else {})}
+
+
+def _all(a: Schema, b: Schema) -> Schema:
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a if b is True else b if a is True else False
+    return a if a == b else {"allOf": [a, b]}
+
+
+def _list(value: Any, path: str, keyword: str) -> list[Any]:
+    if not isinstance(value, list) or not all(isinstance(v, (bool, dict)) for v in value):
+        raise refused(path, keyword, "is not a list of schemas")
+    return value
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def matches_name(pattern: str, name: str) -> bool:
+    """Whether a `patternProperties` key applies to a property name."""
+    return re.search(pattern, name) is not None
