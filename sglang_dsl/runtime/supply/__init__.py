@@ -1,10 +1,10 @@
 """Model names, downloads, checksums, the cache folder. No torch."""
 
 from .catalogue import CATALOGUE, CatalogueEntry
+from .download import pull
 from .folder import cache_folder
 from .models import ModelFiles, ModelListing, list_models, locate
 from .progress import Progress, progress_bars
-from .pull import pull
 
 __all__ = [
     "CATALOGUE",
