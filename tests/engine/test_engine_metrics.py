@@ -104,7 +104,7 @@ def test_metrics_table_shows_the_state(lab):
     assert "generated" in shown
 
 
-@pytest.mark.parametrize("option", ["idle_check_after_s", "health_window_s", "close_timeout_s"])
+@pytest.mark.parametrize("option", ["gather_s", "idle_check_after_s", "health_window_s", "close_timeout_s"])
 @pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan")])
 def test_metrics_config_out_of_range_is_refused(option, value):
     with pytest.raises(SpecError, match=option):

@@ -62,6 +62,14 @@ def test_native_score_answers_each_continuation(lab, stepped):
     lab.assert_clean()
 
 
+def test_native_score_after_nothing_and_of_nothing(lab):
+    engine = lab.engine()
+    result = engine.score([], [lab.ids("a"), lab.ids("b c"), []])
+    assert [len(logprobs) for logprobs in result.logprobs] == [1, 2, 0]
+    assert result.logprobs[0] == (0.0,)
+    lab.assert_clean()
+
+
 def test_native_constraint_reaches_the_worker(lab):
     engine = lab.engine({"p": ["a", "b"]})
     constraint = ConstraintSpec(kind="regex", text="ab")
@@ -119,5 +127,35 @@ def test_native_leased_children_compute_the_parent_once(lab):
     lease = engine.lease(lab.ids(preamble), engine.info.namespace, 10)
     recorders = lab.submit(*(lab.request(f"r{i}", f"{preamble} t{i}", lease=lease) for i in range(10)))
     lab.settle()
+    assert engine.snapshot().scheduler.leases == 0
     assert sum(r.end.computed_tokens for r in recorders) == 50 + 10
+    assert engine.health().status == "ok"
+    lab.assert_clean()
+
+
+def test_native_lease_holds_the_parent_until_its_children_came(lab):
+    engine = lab.engine()
+    lease = engine.lease(lab.ids("w1 w2 w3 w4"), engine.info.namespace, 2)
+    engine.generate("w1 w2 w3 w4 x", GREEDY, namespace="")
+    assert engine.flush() > 0  # what the call left beyond the parent
+    assert engine.generate("w1 w2 w3 w4 y", GREEDY).cached_tokens == 4
+    engine.release(lease)
+    engine.turn()
+    assert engine.snapshot().scheduler.leases == 0
+    engine.flush()
+    assert engine.generate("w1 w2 w3 w4 y", GREEDY).cached_tokens == 0
+    lab.assert_clean()
+
+
+def test_native_cancelled_and_refused_children_end_their_lease(lab):
+    engine = lab.engine(context_tokens=100)
+    lease = engine.lease(lab.ids("w1 w2"), engine.info.namespace, 3)
+    lab.submit(
+        lab.request("cancelled", "w1 w2 x", lease=lease),
+        lab.request("too long", "w1 w2 " * 60, lease=lease),
+        lab.request("bad id", "w1 w2 y", lease=lease, stop_token_ids=(10**9,)),
+    )
+    engine.cancel(["cancelled"])
+    engine.turn()
+    assert engine.snapshot().scheduler.leases == 0
     lab.assert_clean()

@@ -85,6 +85,13 @@ def test_time_requests_of_one_call_enter_the_same_step(lab):
     assert len(lab.worker.steps[0].samples) >= 8
 
 
+def test_time_idle_engine_gathers_calls_made_one_after_another_into_one_step(lab):
+    lab.engine(stepped=False, config=EngineConfig(gather_s=0.2))
+    recorders = [lab.submit(lab.request(f"r{i}", f"prompt {i}", max_tokens=1))[0] for i in range(8)]
+    assert all(r.end.text == "a" for r in recorders)
+    assert [len(plan.samples) for plan in lab.worker.steps] == [8]
+
+
 def test_time_clock_rests():
     virtual, wall = VirtualClock(), WallClock()
     assert virtual.rest(7.0, jump=False) is None

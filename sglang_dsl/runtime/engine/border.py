@@ -13,26 +13,24 @@ def check_request(request: Request, info: WorkerInfo) -> None:
     """Refuse what cannot be computed with this vocabulary.
 
     Raises:
-        SpecError: an empty prompt or continuation list, or a token id that is not one.
+        SpecError: nothing to continue or nothing to score, or a token id that is not one.
         SamplingError: a stop id or a logit bias outside the vocabulary.
     """
-    if not len(request.prompt_ids):
-        raise SpecError(
-            "the prompt has no tokens", hint="put at least one token in front, for instance the model's BOS"
-        )
     _check_ids("prompt_ids", request.prompt_ids, info.vocab_size)
     if isinstance(request, GenerateRequest):
+        if not len(request.prompt_ids):
+            raise SpecError("the prompt has no tokens", hint="begin with one at least, for instance the model's BOS")
         _check_sampling(request, info.vocab_size)
         return
     if not request.continuations:
         raise SpecError("there is no continuation to score", hint="give at least one")
     for continuation in request.continuations:
-        if not len(continuation):
-            raise SpecError("a continuation has no tokens", hint="leave it out, or score the model's end token")
         _check_ids("continuations", continuation, info.vocab_size)
 
 
 def _check_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if not len(token_ids):
+        return
     try:
         lowest, highest = min(token_ids), max(token_ids)
     except TypeError as error:

@@ -51,6 +51,11 @@ class Inbox:
             self._condition.notify_all()
 
     @property
+    def size(self) -> int:
+        """How many commands wait."""
+        return len(self._commands)
+
+    @property
     def pending(self) -> bool:
         """Whether there is something to take."""
         return bool(self._commands)

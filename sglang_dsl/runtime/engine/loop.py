@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 
 from ...errors import CancelledError, EngineClosedError, EngineError, IntegrityError, SpecError
 from ..cache.namespace import Namespace
@@ -35,6 +35,7 @@ from .metrics import EngineSnapshot, Metrics
 from .worker import Worker
 
 CLOSED = "the engine was closed"
+GATHER_ROUNDS = 20
 RETRY_S = 0.02  # a scheduler that has work but no step (a shortage) is asked again: a stall costs time, never a hang
 STALL_S = 1.0  # so long without a step, with work that could run, is told in health
 
@@ -68,6 +69,7 @@ class Loop:
         """Turn until the inbox is closed, then end what is left. The body of the engine's thread."""
         reason = CLOSED
         try:
+            self._gather()
             while not self.inbox.closed:
                 if not self.turn():
                     self.rest()
@@ -98,17 +100,31 @@ class Loop:
     def rest(self) -> None:
         """Nothing to do: check the books once, then sleep until a command, a deadline, or the close."""
         scheduler = self._scheduler
-        if scheduler.idle and self._unchecked:
-            if not self.inbox.wait(self._config.idle_check_after_s):
-                self._check_books()
+        if scheduler.idle:
+            self._rest_idle()
             return
-        stuck = not scheduler.idle and not self._live.compiling
         seconds = self.clock.rest(scheduler.next_deadline(), jump=not self._live.compiling and not self.inbox.pending)
-        if stuck:
+        if not self._live.compiling:
             seconds = min(RETRY_S if seconds is None else seconds, RETRY_S)
             self._note_stall()
         if seconds != 0.0:
             self.inbox.wait(seconds)
+
+    def _rest_idle(self) -> None:
+        if not self._unchecked:
+            self.inbox.wait(None)
+        elif not self.inbox.wait(self._config.idle_check_after_s):
+            self._check_books()
+        self._gather()
+
+    def _gather(self) -> None:
+        """Let a program that begins to speak finish its sentence: calls of one fork then enter one step."""
+        size = 0
+        for _ in range(GATHER_ROUNDS if self._config.gather_s else 0):
+            if self.inbox.size == size or self.inbox.closed:
+                return
+            size = self.inbox.size
+            sleep(self._config.gather_s)
 
     def end(self, reason: str) -> None:
         """Refuse new work, then fail every live request, in the order of submission. Idempotent."""
