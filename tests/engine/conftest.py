@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -123,6 +124,12 @@ class ScriptedWorker:
             self._slots[write.page, write.offset] = (write.position, row.token_ids[write.position - row.start])
         for row in plan.rows:
             self._check_canary(row, size)
+        for group in (group for level in plan.levels for group in level):
+            shared = {
+                tuple(row.pages[group.start // size : group.end // size])
+                for row in plan.rows[group.first_row : group.end_row]
+            }
+            assert len(shared) == 1, "rows of a group read different pages"
 
     def _check_canary(self, row: Row, size: int) -> None:
         known = self._tokens.get(row.seq_id)
@@ -131,6 +138,38 @@ class ScriptedWorker:
         end = row.start + len(row.token_ids)
         held = [self._slots.get((row.pages[p // size], p % size)) for p in range(end)]
         assert held == list(enumerate(known[:end])), f"row of sequence {row.seq_id} reads foreign pages"
+
+
+class PageWorker(ScriptedWorker):
+    """A model whose next token is a function of all tokens it reads through its pages: a wrong page is a wrong answer."""
+
+    LETTERS = 24
+
+    @classmethod
+    def next_token(cls, token_ids: Sequence[int]) -> int:
+        digest = hashlib.blake2b(repr(list(token_ids)).encode(), digest_size=4).digest()
+        return ord("a") + int.from_bytes(digest, "little") % cls.LETTERS
+
+    @classmethod
+    def alone(cls, prompt_ids: Sequence[int], tokens: int) -> list[int]:
+        """What a request generates that has the model to itself."""
+        held = list(prompt_ids)
+        for _ in range(tokens):
+            held.append(cls.next_token(held))
+        return held[len(prompt_ids) :]
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._plan = plan
+        return super().execute(plan)
+
+    def _sample(self, point: SamplePoint) -> Sampled:
+        row = self._plan.rows[point.row]
+        size = self.info.page_size
+        read = [self._slots[row.pages[p // size], p % size] for p in range(row.start + point.offset + 1)]
+        assert [position for position, _ in read] == list(range(len(read)))
+        token_id = self.next_token([token for _, token in read])
+        self._tokens[point.seq_id].append(token_id)
+        return Sampled(point.seq_id, token_id)
 
 
 class Recorder:
@@ -189,9 +228,10 @@ class Lab:
         stepped: bool = True,
         clock: Clock | None = None,
         config: EngineConfig | None = None,
+        model: type[ScriptedWorker] = ScriptedWorker,
         **facts: Any,
     ) -> Engine:
-        self.worker = ScriptedWorker(self.text, replies, **facts)
+        self.worker = model(self.text, replies, **facts)
         engine = Engine(
             self.worker,
             self.text,
@@ -240,6 +280,11 @@ class Lab:
         pages = snapshot.scheduler
         assert snapshot.live == 0
         assert pages.free_pages + pages.evictable_pages == pages.total_pages
+
+
+@pytest.fixture
+def page_model() -> type[PageWorker]:
+    return PageWorker
 
 
 @pytest.fixture
