@@ -112,6 +112,11 @@ def test_output_eos_is_counted_but_not_kept(lab):
     assert result.matched == lab.text.tokenizer.eos_id
 
 
+def test_output_include_stop_keeps_no_eos(lab):
+    _, result = run(lab, ["a", "b"], include_stop=True, stop=("zzz",))
+    assert (result.text, len(result.token_ids), result.finish_reason) == ("ab", 2, "eos")
+
+
 def test_output_ignored_eos_goes_on_to_the_limit(lab):
     eos = lab.text.tokenizer.eos_id
     _, result = run(lab, ["a", eos, "b"], ignore_eos=True, max_tokens=3)

@@ -68,7 +68,7 @@ class OutputText:
         if self._finished:
             raise ValueError("this output has ended; it takes no more tokens")
         ending = self._stop_id(token_id)
-        if ending is None or self._include_stop:
+        if ending is None or (self._include_stop and ending.reason == "stop"):
             self._append(token_id)
         if ending is not None:
             return self._end(len(self._data), ending)
