@@ -78,7 +78,7 @@ def _extra(
         if schema.get("additionalProperties", True) is not False:
             find(path, "patternProperties", "narrows", "writes only names that match the pattern")
         return extra, "patternProperties", pattern
-    extra = schema.get("additionalProperties", False if properties else True)
+    extra = schema.get("additionalProperties", not properties)
     if "additionalProperties" not in schema and properties:
         find(path, "additionalProperties", "narrows", "is not given: no additional properties are written")
     if properties and extra is not False:

@@ -39,7 +39,15 @@ _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _STRUCTURE = frozenset({"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "nullable"})
 _BY_TYPE = {
     "object": frozenset(
-        ["properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties", "maxProperties"]
+        [
+            "properties",
+            "required",
+            "additionalProperties",
+            "patternProperties",
+            "propertyNames",
+            "minProperties",
+            "maxProperties",
+        ]
     ),
     "array": frozenset(["items", "prefixItems", "minItems", "maxItems"]),
     "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
@@ -47,7 +55,27 @@ _BY_TYPE = {
 }
 _ENFORCED = _STRUCTURE.union(*_BY_TYPE.values())
 _UNENFORCED = frozenset(
-    ["not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems", "dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems", "additionalItems", "$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$vocabulary"]
+    [
+        "not",
+        "if",
+        "then",
+        "else",
+        "contains",
+        "minContains",
+        "maxContains",
+        "uniqueItems",
+        "dependentRequired",
+        "dependentSchemas",
+        "dependencies",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "additionalItems",
+        "$anchor",
+        "$dynamicRef",
+        "$dynamicAnchor",
+        "$recursiveRef",
+        "$vocabulary",
+    ]
 )
 
 
@@ -130,8 +158,8 @@ class _Compiler:
 
     def _check_keywords(self, schema: dict[str, Any], path: str) -> None:
         for keyword, value in schema.items():
-            harmless = (
-                (keyword == "uniqueItems" and value is False) or (keyword == "unevaluatedProperties" and value is True)
+            harmless = (keyword == "uniqueItems" and value is False) or (
+                keyword == "unevaluatedProperties" and value is True
             )
             if keyword in _UNENFORCED and not harmless:
                 self._find(path, keyword, "weakens", "cannot be enforced while generating")

@@ -33,7 +33,7 @@ def shortest_rules(grammar: Grammar) -> dict[str, float]:
     changed = True
     while changed:
         changed = False
-        for name in reversed(grammar.rules):
+        for name in reversed(list(grammar.rules)):
             length = shortest(grammar.rules[name], lengths)
             if length < lengths[name]:
                 lengths[name], changed = length, True

@@ -15,7 +15,26 @@ from ...errors import ConstraintError
 Schema: TypeAlias = bool | dict[str, Any]
 
 ANNOTATIONS = frozenset(
-    ["title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment", "$schema", "$id", "id", "$defs", "definitions", "discriminator", "contentMediaType", "contentEncoding", "contentSchema"]
+    [
+        "title",
+        "description",
+        "default",
+        "examples",
+        "example",
+        "deprecated",
+        "readOnly",
+        "writeOnly",
+        "$comment",
+        "$schema",
+        "$id",
+        "id",
+        "$defs",
+        "definitions",
+        "discriminator",
+        "contentMediaType",
+        "contentEncoding",
+        "contentSchema",
+    ]
 )
 _LARGER = frozenset({"minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"})
 _SMALLER = frozenset({"maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"})
