@@ -128,6 +128,12 @@ def test_folder_with_byte_fallback_round_trips(tmp_path_factory, text):
     assert not tokens.control_ids & set(ids)
 
 
+def test_folder_with_a_dummy_prefix_puts_a_space_behind_markers(tmp_path):
+    tokens = load_text(write_folder(tmp_path, tokenizer=sentence_piece_tokenizer()), "f").tokenizer
+    ids = tokens.encode_segment([TextPiece("<s>hi", control=True)])
+    assert [tokens.token_bytes(i) for i in ids] == [b"", b" hi"]
+
+
 def test_folder_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(ModelLoadError, match=r"has no tokenizer\.json"):
         load_text(tmp_path, "f")

@@ -214,6 +214,18 @@ def test_sentence_piece_content_does_not_become_a_byte_token():
     assert tokens.decode(tokens.encode("<0x0A></s>")) == "<0x0A></s>"
 
 
+def test_sentence_piece_puts_a_space_behind_markers_but_not_behind_seams():
+    for asked, first in ((None, b" hi"), (True, b" hi"), (False, b"hi")):
+        metadata = {
+            **sentence_piece_metadata(),
+            **({} if asked is None else {"tokenizer.ggml.add_space_prefix": asked}),
+        }
+        tokens = tokenizer_from_gguf(metadata, "f")
+        ids = tokens.encode_segment([TextPiece("<s>", control=True), TextPiece("hi")])
+        assert [tokens.token_bytes(i) for i in ids] == [b"", first]
+        assert tokens.decode(tokens.encode_segment([TextPiece("hi")])) == "hi"
+
+
 def test_sentence_piece_without_scores_is_refused():
     metadata = sentence_piece_metadata()
     del metadata["tokenizer.ggml.scores"]

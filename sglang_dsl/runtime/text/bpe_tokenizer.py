@@ -37,7 +37,8 @@ class Vocabulary:
     """What a model's files say about its tokens.
 
     token_bytes: per id; b"" for tokens whose text is never shown. markers: text -> id of the tokens that only control
-    text may contain. unseen_bytes: bytes no token can stand for.
+    text may contain. unseen_bytes: bytes no token can stand for. space_after_marker: text behind a marker gets a space in
+    front (SentencePiece's dummy prefix), as the model was trained; text behind a seam never does.
     """
 
     token_bytes: Sequence[bytes]
@@ -47,6 +48,7 @@ class Vocabulary:
     adds_bos: bool
     fingerprint: str
     unseen_bytes: bytes = b""
+    space_after_marker: bool = False
 
 
 class BpeTokenizer:
@@ -67,6 +69,7 @@ class BpeTokenizer:
         self._token_bytes = vocabulary.token_bytes
         self._markers = vocabulary.markers
         self._unseen = vocabulary.unseen_bytes
+        self._after_control = " " if vocabulary.space_after_marker else ""
         self.vocab_size = len(vocabulary.token_bytes)
         self.bos_id = vocabulary.bos_id
         self.adds_bos = vocabulary.adds_bos
@@ -91,7 +94,7 @@ class BpeTokenizer:
 
     def encode_segment(self, pieces: Sequence[TextPiece]) -> list[int]:
         """See `Tokenizer`."""
-        return encode_joined(pieces, self.split_control, self.encode)
+        return encode_joined(pieces, self.split_control, self.encode, after_control=self._after_control)
 
     def token_bytes(self, token_id: int) -> bytes:
         """See `Tokenizer`. Raises IndexError for an id outside the vocabulary."""

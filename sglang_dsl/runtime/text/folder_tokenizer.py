@@ -35,6 +35,8 @@ def tokenizer_from_folder(folder: Path, fingerprint: str) -> BpeTokenizer:
         adds_bos=_adds_bos(stored, settings, bos_id),
         fingerprint=fingerprint,
         unseen_bytes=unseen_bytes(pieces) if byte_level else b"",
+        space_after_marker=not byte_level
+        and _puts_space_in_front([stored.get("normalizer"), stored.get("pre_tokenizer")]),
     )
     return BpeTokenizer(_plain(stored), vocabulary)
 
@@ -135,6 +137,17 @@ def _without_prefix(part: Any) -> Any:
     if kind == "Metaspace":
         return {**part, "prepend_scheme": "never"}
     return part
+
+
+def _puts_space_in_front(parts: Iterable[Any]) -> bool:
+    """Whether text behind a marker gets a space in front, as with SentencePiece's dummy prefix."""
+    for part in parts:
+        if not isinstance(part, dict):
+            continue
+        inner = part.get("normalizers") or part.get("pretokenizers") or ()
+        if part.get("type") == "Prepend" or part.get("prepend_scheme") == "always" or _puts_space_in_front(inner):
+            return True
+    return False
 
 
 def _token_bytes(

@@ -86,6 +86,7 @@ def _vocabulary(
         adds_bos=adds_bos if asked is None else asked,
         fingerprint=fingerprint,
         unseen_bytes=unseen_bytes(tokens.texts) if byte_level else b"",
+        space_after_marker=not byte_level and metadata.get("tokenizer.ggml.add_space_prefix", True),
     )
 
 

@@ -36,7 +36,7 @@ class Tokenizer(Protocol):
     bos_id: int | None
     adds_bos: bool  # whether the tokenizer asks for a BOS in front of a prompt that has none
     stop_ids: frozenset[int]  # every id that ends a turn: tokenizer, generation config, template end
-    control_ids: frozenset[int]  # special and added tokens: never produced from content, never shown in text
+    control_ids: frozenset[int]  # special and added tokens and rows without a token: never produced from content
     fingerprint: str
 
     def encode(self, text: str) -> list[int]:
@@ -46,10 +46,12 @@ class Tokenizer(Protocol):
         """Ids of one segment; control tokens are recognised in control pieces only."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The raw bytes a token stands for (may be part of a character); b"" for a control token."""
+        """The raw bytes a token stands for (may be part of a character); b"" for one that is never shown. An added token
+        that is not special (`<think>`) is a control token whose text is shown.
+        """
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """UTF-8 text of the tokens' bytes, invalid bytes replaced; control tokens left out."""
+        """UTF-8 text of the tokens' bytes, invalid bytes replaced; special tokens left out."""
 
 
 class ChatTemplate(Protocol):

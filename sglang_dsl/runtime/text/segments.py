@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ...errors import SpecError
 from .protocol import TextPiece
@@ -12,6 +12,8 @@ def encode_joined(
     pieces: Iterable[TextPiece],
     split_control: Callable[[str], Sequence[str | int]],
     encode: Callable[[str], list[int]],
+    *,
+    after_control: str = "",
 ) -> list[int]:
     """Ids of one segment: control tokens where a control piece has them, and between those one encoding of all text.
 
@@ -22,18 +24,30 @@ def encode_joined(
     Args:
         split_control: cuts a control piece into plain text and control ids.
         encode: ids of plain text.
+        after_control: what the vocabulary puts in front of text that follows a control token.
     """
     token_ids: list[int] = []
-    plain = ""
+    for control_id, text in _stretches(pieces, split_control):
+        if control_id is not None:
+            token_ids.append(control_id)
+            text = after_control + text if text else ""
+        if text:
+            token_ids += encode(text)
+    return token_ids
+
+
+def _stretches(
+    pieces: Iterable[TextPiece], split_control: Callable[[str], Sequence[str | int]]
+) -> Iterator[tuple[int | None, str]]:
+    """Each control token with all plain text up to the next one; the first stretch has none."""
+    control_id, text = None, ""
     for part in _parts(pieces, split_control):
         if isinstance(part, str):
-            plain += part
+            text += part
             continue
-        if plain:
-            token_ids += encode(plain)
-            plain = ""
-        token_ids.append(part)
-    return token_ids + encode(plain) if plain else token_ids
+        yield control_id, text
+        control_id, text = part, ""
+    yield control_id, text
 
 
 def _parts(pieces: Iterable[TextPiece], split_control: Callable[[str], Sequence[str | int]]) -> Iterable[str | int]:
