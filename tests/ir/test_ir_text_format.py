@@ -77,7 +77,7 @@ PRINTED = r"""graph "poems"
 %1 = text "Write “it”\nabout " %topic|strip()|item(0) raw("<|x|>") <- %topic
 %2 = fork 2 <- %1
 %3[0] = gen "poem" sampling(max_tokens=64, temperature=0, stop=["\n"]) <- %2 branch 0
-%3[1] = gen "poem" constraint(kind="json_schema", text=json({"type":"string"})) <- %2 branch 1
+%3[1] = gen "poem" constraint(kind="json_schema", text=json({"type": "string"})) <- %2 branch 1
 %4 = join "poem" fork=%2 tips=[%3[0], %3[1]] values=[%3[0], null] <- %2
 %k = select choices=["a", "b"] <- %4 when %4 in "judge"
 %5 = switch %k <- %k {
