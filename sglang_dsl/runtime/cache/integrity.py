@@ -30,6 +30,7 @@ def check(cache: PrefixCache, holdings: Iterable[Holding] = ()) -> None:
     _check_tree(cache, place)
     for holding in holdings:
         _check_holding(holding, cache, place)
+    _check_leases(cache)
     _check_receipts(cache.tree, [h.receipt for h in holdings if h.receipt] + cache.leases.receipts())
     place.report_leaks()
 
@@ -98,6 +99,13 @@ def _check_holding(holding: Holding, cache: PrefixCache, place: _Places) -> None
     path = [page for node in holding.receipt.node.path() for page in node.pages]
     if list(holding.pages[: holding.tree_pages]) != path[: holding.tree_pages] or holding.tree_pages > len(path):
         raise IntegrityError(f"{holding.owner} points at pages that are not those of its path in the tree")
+
+
+def _check_leases(cache: PrefixCache) -> None:
+    leased = {id(node): node for receipt in cache.leases.receipts() for node in receipt.node.path()}
+    pages = sum(len(node.pages) for node in leased.values())
+    if pages != cache.leases.leased_pages:
+        raise IntegrityError(f"{cache.leases.leased_pages} pages are counted as leased, the leases cover {pages}")
 
 
 def _check_receipts(tree: RadixTree, known: list[Receipt]) -> None:

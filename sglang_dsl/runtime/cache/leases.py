@@ -32,16 +32,14 @@ class Lease:
 
 
 class LeaseTable:
-    """All living leases over one tree. At most `max_pages` are locked by leases; what is above becomes hints at once.
-
-    `leased_pages` counts a page once per lease that covers it, so it is an upper bound.
-    """
+    """All living leases over one tree. They lock at most `max_pages`; a lease above that is a hint at once."""
 
     def __init__(self, tree: RadixTree, max_pages: int) -> None:
         self.max_pages = max_pages
         self.leased_pages = 0
         self.demoted = 0
         self._tree = tree
+        self._page_bytes = tree.page_size * TOKEN_BYTES
         self._leases: dict[int, Lease] = {}
         self._open: dict[int, Lease] = {}  # those whose path is not all there yet
         self._next_id = 0  # counts down: ids that callers give are positive
@@ -54,12 +52,12 @@ class LeaseTable:
         if lease_id is None:
             self._next_id -= 1
             lease_id = self._next_id
-        whole = len(key) - len(key) % (self._tree.page_size * TOKEN_BYTES)
+        whole = len(key) - len(key) % self._page_bytes
         lease = self._leases[lease_id] = Lease(lease_id, namespace, key[:whole], children)
         match = self._tree.match(namespace, lease.key, whole // TOKEN_BYTES, pending=False)
-        lease.receipt = self._tree.acquire(match.node, f"lease {lease.lease_id}")
-        self._cover(lease, match.tokens)
-        return lease.lease_id
+        lease.receipt = self._tree.acquire(match.node, f"lease {lease_id}")
+        self._cover(lease, match.node)
+        return lease_id
 
     def count_down(self, lease_id: int, children: int | None = 1) -> None:
         """So many children were admitted or will not come (None: all). Unknown and ended leases are ignored."""
@@ -73,13 +71,13 @@ class LeaseTable:
     def follow(self) -> None:
         """Nodes were inserted: extend the locks of leases whose path was not complete."""
         for lease in list(self._open.values()):
-            node, tokens = self._tree.peek(lease.namespace, lease.key, len(lease.key) // TOKEN_BYTES)
-            if lease.receipt is None or node is None or tokens <= lease.covered or node.pending:
-                continue
-            match = self._tree.match(lease.namespace, lease.key, tokens, pending=False)
-            if match.tokens > lease.covered:
-                self._tree.move(lease.receipt, match.node)
-                self._cover(lease, match.tokens)
+            at = lease.covered * TOKEN_BYTES
+            receipt, next_page = lease.receipt, lease.key[at : at + self._page_bytes]
+            if receipt is not None and next_page in receipt.node.children:
+                match = self._tree.match(lease.namespace, lease.key, len(lease.key) // TOKEN_BYTES, pending=False)
+                above = receipt.node
+                self._tree.move(receipt, match.node)
+                self._cover(lease, match.node, above)
 
     def demote(self) -> bool:
         """Turn the lease that locks most into a hint. False if no lease locks anything."""
@@ -93,15 +91,24 @@ class LeaseTable:
         """Living receipts, for the integrity check."""
         return [lease.receipt for lease in self._leases.values() if lease.receipt is not None]
 
-    def _cover(self, lease: Lease, tokens: int) -> None:
-        self.leased_pages += (tokens - lease.covered) // self._tree.page_size
-        lease.covered = tokens
+    def _cover(self, lease: Lease, node: Node, above: Node | None = None) -> None:
+        """The lease's lock now ends at `node`; `above`: where it ended before."""
+        self._count(node, above, 1)
+        lease.covered = node.end
         if self.leased_pages > self.max_pages:
             self._demote(lease)
         elif lease.whole:
             self._open.pop(lease.lease_id, None)
         else:
             self._open[lease.lease_id] = lease
+
+    def _count(self, node: Node, stop: Node | None, change: int) -> None:
+        """One lease more or less from `node` up to `stop`; a page counts once, however many leases cover it."""
+        walk: Node | None = node
+        while walk is not None and walk is not stop:
+            before, walk.leased = walk.leased, walk.leased + change
+            self.leased_pages += len(walk.pages) * (bool(walk.leased) - bool(before))
+            walk = walk.parent
 
     def _demote(self, lease: Lease) -> None:
         if lease.receipt is not None:
@@ -119,6 +126,6 @@ class LeaseTable:
     def _unlock(self, lease: Lease) -> None:
         self._open.pop(lease.lease_id, None)
         if lease.receipt is not None:
+            self._count(lease.receipt.node, None, -1)
             self._tree.release(lease.receipt)
             lease.receipt = None
-            self.leased_pages -= lease.covered // self._tree.page_size

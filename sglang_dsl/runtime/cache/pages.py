@@ -34,7 +34,6 @@ class PagePool:
         self.num_pages = num_pages
         self.page_size = page_size
         self.tree_pages = 0
-        self.peak_used_pages = 0
         self._free = list(range(num_pages - 1, -1, -1))
         self._place = bytearray(num_pages)
         self._owner = [-1] * num_pages
@@ -66,7 +65,6 @@ class PagePool:
         for page, owner in zip(taken, owners, strict=True):
             self._place[page] = Place.REQUEST
             self._owner[page] = owner
-        self.peak_used_pages = max(self.peak_used_pages, self.num_pages - keep)
         return taken
 
     def free(self, pages: Sequence[int]) -> None:

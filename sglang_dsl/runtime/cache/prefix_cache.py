@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .eviction import POLICIES, EvictionName
-from .keys import TOKEN_BYTES
 from .leases import LeaseTable
 from .namespace import Namespace
 from .pages import PagePool
@@ -22,6 +21,7 @@ class PrefixCache:
         self.tree = RadixTree(page_size, POLICIES[eviction])
         self.leases = LeaseTable(self.tree, int(num_pages * LEASED_SHARE))
         self.evicted_pages = 0
+        self.peak_used_pages = 0  # most pages held by requests or locks at a time
         self.page_size = page_size
 
     @property
@@ -72,13 +72,13 @@ class PrefixCache:
         self.pool.free(gone)
         return len(gone)
 
+    def note_use(self) -> None:
+        """Remember the present use if it is the highest."""
+        self.peak_used_pages = max(self.peak_used_pages, self.pool.num_pages - self.available_pages)
+
     def pages_for(self, tokens: int) -> int:
         """Pages that so many tokens need."""
         return -(-tokens // self.page_size)
-
-    def whole_key(self, key: bytes) -> bytes:
-        """`key` cut to whole pages."""
-        return key[: len(key) - len(key) % (self.page_size * TOKEN_BYTES)]
 
     def _evict(self, pages: int) -> None:
         gone = self.tree.evict(pages)

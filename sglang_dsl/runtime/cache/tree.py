@@ -33,6 +33,7 @@ class Node:
         "hits",
         "key",
         "last_access",
+        "leased",
         "lock",
         "namespace",
         "pages",
@@ -52,6 +53,7 @@ class Node:
         self.end: int = (parent.end if parent else 0) + len(key) // TOKEN_BYTES  # tokens from the root to here
         self.children: dict[bytes, Node] = {}
         self.lock = 0
+        self.leased = 0  # leases at or below it; kept by the LeaseTable
         self.created = self.last_access = 0
         self.hits = 0  # requests that used it
         self.priority = 0
@@ -337,7 +339,7 @@ class RadixTree:
         cut = at // self._page_bytes
         upper = Node(node.namespace, above, node.key[:at], node.pages[:cut], self._next_serial())
         upper.lock, upper.created, upper.last_access = node.lock, node.created, node.last_access
-        upper.hits, upper.priority = node.hits, node.priority
+        upper.hits, upper.priority, upper.leased = node.hits, node.priority, node.leased
         upper.pending, upper.writer = node.pending, node.writer
         above.children[upper.key[: self._page_bytes]] = upper
         node.parent, node.key, node.pages = upper, node.key[at:], node.pages[cut:]

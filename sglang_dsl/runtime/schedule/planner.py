@@ -40,6 +40,7 @@ class Planner:
     def plan(self, now: float) -> Flight | None:
         """The next step; None if nothing can run now."""
         self.steps += 1
+        self._ownership.return_tails()
         self._retract_on_schedule()
         if not self._life.running:
             self.ratio.reset()
@@ -157,7 +158,7 @@ class Planner:
     # New requests
 
     def _admit(self, builder: StepBuilder, now: float) -> None:
-        if not self._life.waiting or self._is_stalled():
+        if not self._life.waiting or self._is_full(builder) or self._is_stalled():
             return
         for seq in ordered(self._policy, self._life.waiting, self._cache.tree, now, self._config.aging_s):
             if self._budget(builder) < self._cache.page_size:
@@ -167,6 +168,11 @@ class Planner:
             if not (self._try(seq, builder, now) or (self._preempt_for(seq) and self._try(seq, builder, now))):
                 self._stalled = (self.steps, self._life.releases)
                 return
+
+    def _is_full(self, builder: StepBuilder) -> bool:
+        preempts = self._config.policy == "priority"
+        crowded = self._life.running >= self._config.max_running and not preempts
+        return crowded or self._budget(builder) < self._cache.page_size
 
     def _is_stalled(self) -> bool:
         step, releases = self._stalled
@@ -281,6 +287,7 @@ class Planner:
 
     def _write(self, builder: StepBuilder) -> Flight:
         life, least = self._life, self._config.cascade_min_tokens
+        self._cache.note_use()
         if life.decoding:
             self.ratio.decay()
         if builder.pieces:

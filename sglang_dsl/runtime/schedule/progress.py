@@ -36,7 +36,7 @@ class Progress(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerSnapshot:
     """Counters since the start, and the state of now. Pages: free + tree + request = total; leased and evictable are parts
-    of tree. hit_tokens of accessed_tokens prompt tokens were found computed (first admissions only).
+    of tree; used (peak) are those held by requests or locks. hit_tokens of accessed_tokens prompt tokens were found computed (first admissions only).
     """
 
     steps: int

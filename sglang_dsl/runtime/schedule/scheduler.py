@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Sequence as Tokens
 from typing import Literal
 
-from ...errors import DeadlineError, DslError, IntegrityError, QueueFullError, SpecError
+from ...errors import DeadlineError, IntegrityError, QueueFullError, SpecError
 from ..cache import integrity
 from ..cache.keys import pack
 from ..cache.namespace import Namespace
@@ -35,6 +35,7 @@ class Scheduler:
     """See the module. Raises only where it says so; shortage of memory is never an exception."""
 
     def __init__(self, config: SchedulerConfig, facts: WorkerFacts) -> None:
+        _refuse_standstill(config, facts)
         self.config = config
         self.facts = facts
         self.cache = PrefixCache(facts.num_pages, facts.page_size, config.eviction)
@@ -59,7 +60,7 @@ class Scheduler:
         """
         try:
             seq = self._sequence(request, now)
-        except DslError:
+        except Exception:
             if request.lease is not None:
                 self.release(request.lease, 1)
             raise
@@ -214,7 +215,7 @@ class Scheduler:
             request_pages=cache.pool.request_pages,
             leased_pages=cache.leases.leased_pages,
             evictable_pages=cache.tree.evictable_pages,
-            peak_used_pages=cache.pool.peak_used_pages,
+            peak_used_pages=cache.peak_used_pages,
         )
 
     # Parts
@@ -279,6 +280,19 @@ class Scheduler:
     def _verify(self) -> None:
         if self.config.check_integrity:
             self.check()
+
+
+def _refuse_standstill(config: SchedulerConfig, facts: WorkerFacts) -> None:
+    """A step has to have room for one page of a prompt beside a full batch of decode rows, or prompts would never end."""
+    spare = min(
+        config.max_batch_tokens - config.max_running + 1, config.prefill_chunk_tokens or config.max_batch_tokens
+    )
+    if spare < facts.page_size:
+        raise SpecError(
+            f"max_batch_tokens={config.max_batch_tokens}, max_running={config.max_running} and prefill_chunk_tokens="
+            f"{config.prefill_chunk_tokens} leave no room for a page of {facts.page_size} prompt tokens in a step",
+            hint="raise max_batch_tokens or prefill_chunk_tokens",
+        )
 
 
 def _out_of_time(seq: Sequence, limit: Limit, now: float) -> DeadlineError:
