@@ -10,11 +10,12 @@ a JSON schema as a dict     that schema                plain JSON
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, NotRequired, Required, get_args, get_origin, get_type_hints, is_typeddict
 
 from ..errors import InvalidValueError, SpecError
 from ..ir.specs import ConstraintSpec, Decode
@@ -96,7 +97,7 @@ def _schema(wanted: Any) -> Output:
     from pydantic.errors import PydanticSchemaGenerationError
 
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(wanted)
+        adapter: TypeAdapter[Any] = TypeAdapter(_portable(wanted))
         schema = adapter.json_schema()
     except (PydanticUserError, PydanticSchemaGenerationError, NameError) as error:
         raise SpecError(
@@ -116,6 +117,24 @@ def _schema(wanted: Any) -> Output:
             ) from error
 
     return Output(ConstraintSpec.json_schema(_closed(schema)), "json", convert, checks=True)
+
+
+def _portable(wanted: Any) -> Any:
+    """The type with `typing.TypedDict` replaced: before Python 3.12 pydantic reads only that of typing_extensions."""
+    if sys.version_info >= (3, 12):
+        return wanted
+    if is_typeddict(wanted):
+        from typing_extensions import TypedDict
+
+        fields: dict[str, Any] = {}
+        for key, hint in get_type_hints(wanted, include_extras=True).items():
+            plain = _portable(get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint)
+            fields[key] = plain if key in wanted.__required_keys__ else NotRequired[plain]
+        return TypedDict(wanted.__name__, fields)
+    arguments = get_args(wanted)
+    if get_origin(wanted) in (list, dict, tuple, set, frozenset) and arguments:
+        return get_origin(wanted)[tuple(map(_portable, arguments))]
+    return wanted
 
 
 def _named(wanted: Any) -> str:

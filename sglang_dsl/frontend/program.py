@@ -303,7 +303,7 @@ def program(function: Any = None, /, *, pure: bool = False) -> Any:
 
 
 def _decorated(function: Any, pure: bool) -> Program[..., Any]:
-    origin = caller_origin(2)
+    origin = caller_origin()
     if isinstance(function, (staticmethod, classmethod)):
         raise DecorationError(
             f"@program stands above @{type(function).__name__}",

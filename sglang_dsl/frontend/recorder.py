@@ -146,7 +146,7 @@ class LiveRecorder:
             raise UnresolvedError(
                 f"{label} was read in an async program before its value existed",
                 hint="value = await s.get(x)",
-                origin=caller_origin(3),
+                origin=caller_origin(),
             )
         try:
             return wait(future, timeout_s)

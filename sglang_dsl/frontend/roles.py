@@ -76,13 +76,13 @@ def assistant_end() -> TurnEnd:
 
 def _turn(name: str, content: tuple[Any, ...]) -> Turn:
     if not isinstance(name, str) or not name:
-        raise RoleError(f"a role is named by a string, not {name!r}", hint='role("tool", ...)', origin=caller_origin(1))
+        raise RoleError(f"a role is named by a string, not {name!r}", hint='role("tool", ...)', origin=caller_origin())
     for part in content:
         for item in part.parts if isinstance(part, Chain) else (part,):
             if isinstance(item, (Turn, TurnBegin, TurnEnd)):
                 raise RoleError(
                     f"{item!r} stands inside a {name!r} turn",
                     hint="turns do not nest: append one after the other",
-                    origin=caller_origin(1),
+                    origin=caller_origin(),
                 )
     return Turn(name, content)

@@ -93,7 +93,14 @@ class Session(Generic[R]):
             expression = self.recorder.expression(value, self._origin)
         except ProgramError:
             return
-        self.recorder.append([Return(id="return", context=line.tip, branch=line.branch, value=expression)])
+        node = Return(id="return", context=line.tip, branch=line.branch, origin=self._origin, value=expression)
+        try:
+            self.recorder.append([node])
+        except Exception as error:
+            if not self.recorder.has_shown(
+                error
+            ):  # else the program knows that its path failed, and returns all the same
+                raise
 
     def _failure_at_end(self) -> BaseException | None:
         """Why the program's own path failed, unless the program has seen that and gone on."""

@@ -7,8 +7,10 @@ on every append; each code object is read once and each instruction's Origin is 
 
 from __future__ import annotations
 
+import os
 import sys
 from itertools import islice
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,6 +41,7 @@ APPENDING_METHODS = frozenset(
         "var_scope",
     ]
 )
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _INPLACE_ADD = 13  # the argument of BINARY_OP for `+=` (CPython 3.11 to 3.14, Include/opcode.h NB_INPLACE_ADD)
 
 
@@ -96,10 +99,12 @@ def origin_of(code: CodeType, lasti: int, program: str = "") -> Origin:
     return Origin(code.co_filename, line, program, column, end_column)
 
 
-def caller_origin(depth: int = 1) -> Origin:
-    """The user's line, `depth` frames above the function that asks."""
-    frame = sys._getframe(depth + 1)
-    return origin_of(frame.f_code, frame.f_lasti)
+def caller_origin() -> Origin:
+    """The user's line: the innermost frame outside of this package. For messages only."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return Origin("<unknown>", 0) if frame is None else origin_of(frame.f_code, frame.f_lasti)
 
 
 def _numbers(code: CodeType) -> dict[int, int]:

@@ -136,7 +136,7 @@ class State:
     def _find(self, key: Handle[Any] | str) -> Entry:
         entry = self._cursor.names.get(key) if isinstance(key, str) else self._cursor.line.handles.get(key)
         if entry is None:
-            raise self._unknown(key, caller_origin(2))
+            raise self._unknown(key, caller_origin())
         return entry
 
     def _unknown(self, key: object, origin: Origin) -> DslError:

@@ -98,7 +98,7 @@ class Tracer:
         raise TraceError(
             f"the text or meta of {node_id!r} was asked for while tracing, where nothing is computed",
             hint="run the program",
-            origin=caller_origin(2),
+            origin=caller_origin(),
         )
 
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
