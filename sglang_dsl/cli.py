@@ -127,12 +127,12 @@ def _run_script(file: Path, chosen: argparse.Namespace) -> int:
 
 
 def _run_program(program: Program[..., Any], arguments: dict[str, Any]) -> int:
-    handle = program.start(**arguments)
+    from .frontend.result import Interrupted
+
     try:
-        result = handle.result()
-    except KeyboardInterrupt:
-        handle.cancel()
-        _print_finished(handle.result(raising=False))
+        result = program.run(**arguments)
+    except Interrupted as stop:
+        _print_finished(stop.results[0])
         return 130
     print(result.text)
     if result.value is not None:
@@ -173,15 +173,16 @@ def _models_list(chosen: argparse.Namespace) -> int:
     from .runtime.supply import list_models
 
     for model in list_models():
-        where = str(model.path) if model.path else f"not here; sglang-dsl models pull {model.name}"
-        print(f"{model.name:<16} {model.licence:<12} {model.size_mb:>6,} MB  {where}")
+        entry = model.entry
+        where = str(model.path) if model.path else f"not here yet: sglang-dsl models pull {entry.name}"
+        print(f"{entry.name:<12} {entry.size_bytes / 1e6:>5,.0f} MB  {entry.licence:<18}  {entry.about}\n{'':12} {where}")
     return 0
 
 
 def _models_pull(chosen: argparse.Namespace) -> int:
-    from .runtime.supply import pull, rich_progress
+    from .runtime.supply import progress_bars, pull
 
-    with rich_progress() as progress:
+    with progress_bars() as progress:
         path = pull(chosen.name, progress)
     print(path)
     return 0
@@ -310,9 +311,8 @@ def _print_usage(result: Result[Any]) -> None:
 
 
 def _print_finished(result: Result[Any]) -> None:
-    finished = {name: value for name, value in result.finished.items()}
-    print(f"interrupted; {len(finished)} values had finished", file=sys.stderr)
-    for name, value in finished.items():
+    print(f"interrupted; {len(result.finished)} values had finished", file=sys.stderr)
+    for name, value in result.finished.items():
         print(f"  {name} = {_shown(value)}")
     _print_usage(result)
 
