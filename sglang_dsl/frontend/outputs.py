@@ -130,7 +130,8 @@ def _portable(wanted: Any) -> Any:
         for key, hint in get_type_hints(wanted, include_extras=True).items():
             plain = _portable(get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint)
             fields[key] = plain if key in wanted.__required_keys__ else NotRequired[plain]
-        return TypedDict(wanted.__name__, fields)
+        make: Any = TypedDict  # its functional form wants literal arguments
+        return make(wanted.__name__, fields)
     arguments = get_args(wanted)
     if get_origin(wanted) in (list, dict, tuple, set, frozenset) and arguments:
         return get_origin(wanted)[tuple(map(_portable, arguments))]

@@ -120,7 +120,7 @@ def test_schema_keeps_the_order_of_properties():
 
 
 def test_value_the_model_class_refuses_is_an_invalid_value(fake):
-    with pytest.raises(InvalidValueError, match="Model does not accept it: name: .*x is not allowed") as caught:
+    with pytest.raises(InvalidValueError, match=r"Model does not accept it: name: .*x is not allowed") as caught:
         read(fake, '{"name": "xx"}', schema=Model)
     assert caught.value.text == '{"name": "xx"}'
 
