@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import pytest
+
+from sglang_dsl.runtime.cache.keys import pack
+
+
+def touch(it, *tokens):
+    client = it.client(*tokens)
+    for node in client.receipt.node.path():
+        node.hits += 1
+    it.drop(client)
+
+
+def survivors(it, *prompts):
+    return [prompt for prompt in prompts if it.cached(*prompt) == len(prompt)]
+
+
+A, B, C = (1, 2), (3, 4), (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("policy", "stays"),
+    [("lru", [A, C]), ("lfu", [A, B]), ("slru", [A, B]), ("fifo", [B, C])],
+)
+def test_eviction_policy_takes_its_own_first_victim(bench, policy, stays):
+    it = bench(eviction=policy)
+    for prompt in (A, B, C):
+        it.put(*prompt)
+    for prompt in (B, B, A, A, C):
+        touch(it, *prompt)
+    it.cache.pool.free(it.cache.tree.evict(1))
+    assert survivors(it, A, B, C) == stays
+    it.check()
+
+
+def test_eviction_by_priority_takes_the_lowest_and_keeps_ancestors_of_high_ones(bench):
+    it = bench(eviction="priority")
+    for prompt, priority in ((A, 5), (B, 0), (C, 3)):
+        client = it.client(*prompt)
+        assert client.compute()
+        client.cache.adopt(client.receipt, pack(prompt), client.pages, priority=priority)
+        client.tree_pages = 2
+        it.drop(client)
+    it.cache.pool.free(it.cache.tree.evict(3))
+    assert survivors(it, A, B, C) == [A]
+    it.check()
+
+
+def test_eviction_takes_leaves_before_the_prefix_they_share(bench):
+    it = bench()
+    it.put(1, 2, 3)
+    it.put(1, 2, 4)
+    it.cache.pool.free(it.cache.tree.evict(2))
+    assert it.cached(1, 2) == 2
+    it.check()
+
+
+def test_eviction_of_many_touched_nodes_keeps_its_queue_small(bench):
+    it = bench()
+    for prompt in (A, B, C):
+        it.put(*prompt)
+    for _ in range(2000):
+        touch(it, *A)
+    assert len(it.cache.tree._queue._heap) < 200
+    it.cache.pool.free(it.cache.tree.evict(4))
+    assert survivors(it, A, B, C) == [A]
+
+
+def test_eviction_spares_a_hinted_node_while_there_is_another(bench):
+    it = bench()
+    it.put(*A)
+    it.put(*B)
+    node = it.cache.tree.match(it.namespace, pack(A), 2).node
+    it.cache.tree.hint(node, 1)
+    touch(it, *B)
+    it.cache.pool.free(it.cache.tree.evict(1))
+    assert survivors(it, A, B) == [A]
+    it.cache.tree.hint(node, -1)
+    it.put(*B)
+    it.cache.pool.free(it.cache.tree.evict(1))
+    assert survivors(it, A, B) == [B], "without its hint it is the oldest"

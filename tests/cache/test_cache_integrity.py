@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from sglang_dsl.errors import IntegrityError
+
+
+def test_check_of_a_leak_names_pages_and_their_last_owner(bench):
+    it = bench(num_pages=4)
+    page = it.cache.pool.allocate(1, owner=42)[0]
+    with pytest.raises(IntegrityError, match=rf"1 pages are leaked; page -> last owner: \{{{page}: 42\}}"):
+        it.check()
+
+
+def test_check_of_a_page_in_two_places_names_both(bench):
+    it = bench()
+    one, two = it.client(1, 2), it.client(3, 4)
+    assert one.compute()
+    assert two.compute()
+    two.pages[0] = one.pages[0]
+    with pytest.raises(IntegrityError, match="two places: c0 and c1"):
+        it.check()
+
+
+def test_check_of_a_row_that_was_not_repointed_fails(bench):
+    it = bench()
+    it.put(1, 2)
+    client = it.client(1, 2)
+    client.pages[1] = client.pages[0]
+    with pytest.raises(IntegrityError, match="not those of its path"):
+        it.check()
+
+
+def test_check_of_a_lost_lock_names_its_owner(bench):
+    it = bench()
+    it.put(1, 2)
+    it.clients.remove(it.client(1, 2))
+    with pytest.raises(IntegrityError, match="locks nobody holds"):
+        it.check()
+
+
+def test_check_of_a_wrong_lock_count_fails(bench):
+    it = bench()
+    it.put(1, 2)
+    client = it.client(1, 2)
+    client.receipt.node.lock += 1
+    client.receipt.node.parent.lock += 1
+    with pytest.raises(IntegrityError, match="receipts say otherwise"):
+        it.check()
+
+
+def test_check_of_wrong_evictable_count_fails(bench):
+    it = bench()
+    it.put(1, 2)
+    it.cache.tree.evictable_pages -= 1
+    with pytest.raises(IntegrityError, match="evictable"):
+        it.check()
+
+
+def test_check_of_tree_pages_used_without_a_lock_fails(bench):
+    it = bench()
+    it.put(1, 2)
+    client = it.client(1, 2)
+    it.cache.tree.release(client.receipt)
+    client.receipt = None
+    with pytest.raises(IntegrityError, match="without a lock"):
+        it.check()
