@@ -55,7 +55,7 @@ def open_engine(
 
     text = load_text(files.path, files.fingerprint)
     model = load_model(files.path, options or ModelOptions(), fingerprint=files.fingerprint)
-    worker = TorchWorker(model, text.tokenizer, GrammarPool(text.tokenizer), name=files.name)
+    worker = TorchWorker(model, text.tokenizer, GrammarPool(text.tokenizer, model.vocab_size), name=files.name)
     return Engine(worker, text, config=config, audit=audit)
 
 
