@@ -1,0 +1,156 @@
+"""The mock backend: the engine of production, with a scripted model and virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, TypeAlias
+
+from ....errors import SpecError
+from ...engine.clock import VirtualClock
+from ...engine.config import EngineConfig
+from ...engine.engine import Engine
+from ...engine.worker import WorkerInfo
+from ...text.protocol import ChatTemplate
+from ..interpreted import InterpretedExecutor
+from .log import Call, CallLog, Calls
+from .model import echo, token_logprob, valid
+from .reply import Piece, Reply, pieces
+from .script import AtEnd, Failing, Function, Locked, ScriptLike, left_over, script_of
+from .target import MockTarget
+from .text import MockText, MockTokenizer
+from .worker import CostModel, LanguageModel, MockWorker
+
+Unscripted: TypeAlias = Literal["error", "schema", "echo"]
+
+
+class MockExecutor(InterpretedExecutor):
+    """Implements `Executor`. Made by `mock(...)`; as a context manager it checks at the end that the script was used up.
+
+    with mock({"answer": "yes"}) as backend:
+        assert program.run(backend=backend).value == "yes"
+        assert backend.calls("answer").count == 1
+    """
+
+    def __init__(self, target: MockTarget, engine: Engine, script: Locked) -> None:
+        super().__init__("mock", target, engine.close)
+        self.engine = engine
+        self._mock_target = target
+        self._script = script
+
+    @property
+    def log(self) -> CallLog:
+        """Every call so far."""
+        return self._mock_target.log
+
+    def calls(self, which: str | Callable[[Call], bool] | None = None) -> Calls:
+        """The calls of a gen or select (by name or node id), of a predicate, or all."""
+        return self.log.calls(which)
+
+    def verify(self) -> None:
+        """Raise ScriptError if scripted replies were not used."""
+        error = left_over(self._script.script)
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> MockExecutor:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+        if exception[1] is None:
+            self.verify()
+
+
+def mock(
+    script: ScriptLike = None,
+    *,
+    emits: Sequence[str | bytes | Piece] | None = None,
+    fail_if: str | None = None,
+    unscripted: Unscripted | None = None,
+    at_end: AtEnd = "error",
+    masked: bool = False,
+    language_model: LanguageModel | None = None,
+    template: ChatTemplate | None = None,
+    context_tokens: int = 32_768,
+    num_pages: int = 1 << 20,
+    page_size: int = 1,
+    cost: CostModel | None = None,
+    config: EngineConfig | None = None,
+) -> MockExecutor:
+    """A backend without a model. Everything below the model is real: stops, UTF-8, constraints, cache, batches, time.
+
+    Args:
+        script: which call gets which reply; see `script.py` for the forms.
+        emits: every call is answered with exactly these token pieces (instead of `script`).
+        fail_if: calls whose prompt contains this text fail; without a script, all others echo.
+        unscripted: what a call without a reply gets: an "error" with its prompt and node (the default); "schema": a valid
+            value where it has a constraint; "echo": its name and a code of its prompt, too. Deterministic.
+        at_end: after the last reply of a list: an "error", again from the first ("cycle"), or the "last" for ever.
+        masked: a reply that breaks its call's constraint is cut there and completed by an allowed text, as a model's would
+            be; else it fails with a ScriptError.
+        language_model: log-probability of a token after ids; scores the selects that are not scripted.
+        template: of chat roles; ChatML by default.
+        page_size, num_pages, context_tokens: of the pretended model.
+        cost: virtual seconds of a step.
+        config: of the engine.
+
+    Raises:
+        SpecError: both `script` and `emits`. ScriptError: a script that is none.
+    """
+    if script is not None and emits is not None:
+        raise SpecError("mock() was given both a script and emits", hint="give one of them")
+    if unscripted is None:
+        unscripted = "echo" if fail_if is not None and script is None and emits is None else "error"
+    found = Function(_emitting(emits)) if emits is not None else script_of(script, at_end)
+    locked = Locked(found if fail_if is None else Failing(fail_if, found))
+    tokenizer = MockTokenizer()
+    info = WorkerInfo(
+        model="mock",
+        fingerprint="mock",
+        context_tokens=context_tokens,
+        vocab_size=tokenizer.vocab_size,
+        page_size=page_size,
+        num_pages=num_pages,
+        kv_bytes_per_token=1,
+        kv_layout="tokens",
+    )
+    worker = MockWorker(
+        info,
+        tokenizer,
+        cost=cost or CostModel(),
+        language_model=language_model or token_logprob,
+        masked=masked,
+    )
+    engine = Engine(worker, MockText(tokenizer, template), config=config or EngineConfig(), clock=VirtualClock())
+    target = MockTarget(
+        engine,
+        worker,
+        tokenizer,
+        locked,
+        _FALLBACKS[unscripted],
+        scores_freely=unscripted == "echo" or language_model is not None,
+    )
+    return MockExecutor(target, engine, locked)
+
+
+def open_mock(argument: str) -> MockExecutor:
+    """The backend called "mock": unscripted, every call is answered as `unscripted="echo"` says.
+
+    Raises:
+        SpecError: "mock:something".
+    """
+    if argument:
+        raise SpecError(f"the mock takes no argument, got {argument!r}", hint='backend="mock", or a mock(...) object')
+    return mock(unscripted="echo")
+
+
+def _nothing(call: Call) -> Reply | None:
+    return None
+
+
+_FALLBACKS: dict[Unscripted, Callable[[Call], Reply | None]] = {"error": _nothing, "schema": valid, "echo": echo}
+
+
+def _emitting(tokens: Sequence[str | bytes | Piece]) -> Callable[[Call], Reply]:
+    reply = pieces(*tokens)
+    return lambda call: reply

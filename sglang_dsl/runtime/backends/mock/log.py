@@ -1,0 +1,178 @@
+"""What a mock was asked, in order, with what tests want to know about it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ....ir.specs import ConstraintSpec, SamplingSpec
+from ...schedule.request import GenerateRequest, GenerateResult, Label, Request, Result
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request that reached the mock, and what came of it. `prompt`: as text, control tokens included.
+
+    started, ended: when, as places in one order of all starts and ends (-1: not yet).
+    """
+
+    request: Request
+    prompt: str
+    choices: tuple[str, ...] = ()
+    result: Result | Exception | None = None
+    deltas: list[str] = field(default_factory=list)
+    started: int = -1
+    ended: int = -1
+
+    @property
+    def label(self) -> Label:
+        """Who asked: run, node, name, sample, attempt."""
+        return self.request.label
+
+    @property
+    def name(self) -> str:
+        """The gen's or select's name; "" if it has none."""
+        return self.label.name
+
+    @property
+    def node_id(self) -> str:
+        """The node's id."""
+        return self.label.node_id
+
+    @property
+    def sampling(self) -> SamplingSpec | None:
+        """How tokens are chosen; None for a select."""
+        return self.request.sampling if isinstance(self.request, GenerateRequest) else None
+
+    @property
+    def constraint(self) -> ConstraintSpec | None:
+        """What the output may be."""
+        return self.request.constraint if isinstance(self.request, GenerateRequest) else None
+
+    @property
+    def text(self) -> str:
+        """What was generated; "" for a select, a failed call or one still running."""
+        return self.result.text if isinstance(self.result, GenerateResult) else ""
+
+    @property
+    def error(self) -> Exception | None:
+        """Why there is no result."""
+        return self.result if isinstance(self.result, Exception) else None
+
+
+class Calls:
+    """Some of a mock's calls, in the order in which they were submitted."""
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        self._calls = tuple(calls)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self._calls)
+
+    def __getitem__(self, index: int) -> Call:
+        return self._calls[index]
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} calls: {', '.join(call.name or call.node_id for call in self._calls[:8])}>"
+
+    @property
+    def count(self) -> int:
+        """How many."""
+        return len(self._calls)
+
+    @property
+    def prompts(self) -> list[str]:
+        """What each was given."""
+        return [call.prompt for call in self._calls]
+
+    @property
+    def texts(self) -> list[str]:
+        """What each generated."""
+        return [call.text for call in self._calls]
+
+    @property
+    def max_parallel(self) -> int:
+        """The most of them that ran at the same time."""
+        changes = [(call.started, 1) for call in self._calls if call.started >= 0]
+        changes += [(call.ended, -1) for call in self._calls if call.started >= 0 and call.ended >= 0]
+        running = most = 0
+        for _, change in sorted(changes):
+            running += change
+            most = max(most, running)
+        return most
+
+    @property
+    def asked_tokens(self) -> int:
+        """Prompt tokens, as if nothing were shared."""
+        return sum(len(call.request.prompt_ids) for call in self._calls)
+
+    @property
+    def distinct_tokens(self) -> int:
+        """Prompt tokens, each shared prefix counted once."""
+        total = 0
+        before: tuple[int, ...] = ()
+        for prompt in sorted(tuple(call.request.prompt_ids) for call in self._calls):
+            total += len(prompt) - _common(before, prompt)
+            before = prompt
+        return total
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were really put through the model."""
+        return sum(getattr(call.result, "computed_tokens", 0) for call in self._calls)
+
+    @property
+    def prefilled_once(self) -> bool:
+        """Whether no shared prefix was computed twice (but for the one token a call recomputes of a prompt that is
+        cached as a whole).
+        """
+        return self.computed_tokens <= self.distinct_tokens + self.count
+
+
+class CallLog:
+    """All calls of one mock. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._calls: list[Call] = []
+        self._lock = threading.Lock()
+        self._clock = 0
+
+    def add(self, call: Call) -> None:
+        """A call was submitted."""
+        with self._lock:
+            self._calls.append(call)
+
+    def start(self, call: Call) -> None:
+        """It was admitted."""
+        call.started = self._tick()
+
+    def end(self, call: Call, result: Result | Exception) -> None:
+        """It ended."""
+        call.result = result
+        call.ended = self._tick()
+
+    def calls(self, which: str | Callable[[Call], bool] | None = None) -> Calls:
+        """Those of a name (or node id), or for which a function is true; None: all."""
+        with self._lock:
+            calls = list(self._calls)
+        if which is None:
+            return Calls(calls)
+        if callable(which):
+            return Calls([call for call in calls if which(call)])
+        return Calls([call for call in calls if which in (call.name, call.node_id)])
+
+    def _tick(self) -> int:
+        with self._lock:
+            self._clock += 1
+            return self._clock
+
+
+def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))

@@ -1,0 +1,282 @@
+"""Which call gets which reply. Strict: an unscripted call fails with its prompt, and replies left over fail `verify`.
+
+["one", "two"]                      the calls in order of submission
+{"answer": "yes"}                   every call of this name (or node id)
+{"answer": ["a", "b"]}              its first call, its second call
+{"k": {"Lyon": -1.0, "Paris": -2}}  a select: scores of its choices; {"k": "Lyon"} makes that choice win
+lambda call: ...                    a function of the call; None: not scripted
+[Rule(when=..., reply=...), ...]    by predicate, the first that fits
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Literal, Protocol, TypeAlias
+
+from ....errors import ScriptError
+from .log import Call
+from .reply import Answerer, Reply, ReplyLike, fails, reply_of
+
+AtEnd: TypeAlias = Literal["error", "cycle", "last"]
+ScriptLike: TypeAlias = "Script | Answerer | Mapping[str, Any] | Sequence[Any] | None"
+
+PROMPT_SHOWN = 240  # characters of a prompt's end, in an error
+
+
+class Script(Protocol):
+    """Answers calls. Called in order of submission, under the mock's lock."""
+
+    def answer(self, call: Call) -> Reply | None:
+        """The reply; None: not scripted."""
+
+    def describe(self) -> str:
+        """What the script holds, for the message of an unscripted call."""
+
+    def leftovers(self) -> list[str]:
+        """What was never used, in words."""
+
+    def names(self) -> Iterable[str]:
+        """Names it knows, for near misses."""
+
+
+class Queue:
+    """Replies in order; then an error, the whole list again, or the last one for ever."""
+
+    def __init__(self, replies: Sequence[ReplyLike | Answerer], at_end: AtEnd = "error") -> None:
+        if not replies:
+            raise ScriptError("a script without replies", hint="give at least one reply, or no script at all")
+        self._replies = list(replies)
+        self._at_end = at_end
+        self._next = 0
+
+    def answer(self, call: Call) -> Reply | None:
+        """See `Script`."""
+        index = self._next
+        self._next += 1
+        if index >= len(self._replies):
+            if self._at_end == "error":
+                return None
+            index = index % len(self._replies) if self._at_end == "cycle" else -1
+        return _answered(self._replies[index], call)
+
+    def describe(self) -> str:
+        """See `Script`."""
+        return f"all {len(self._replies)} scripted replies were used by earlier calls"
+
+    def leftovers(self) -> list[str]:
+        """See `Script`."""
+        return [f"reply {i}: {_short(reply)}" for i, reply in enumerate(self._replies)][self._next :]
+
+    def names(self) -> Iterable[str]:
+        """See `Script`."""
+        return ()
+
+
+class ByName:
+    """A reply, or a queue of them, per name or node id."""
+
+    def __init__(self, replies: Mapping[str, Any], at_end: AtEnd = "error") -> None:
+        self._queues = {
+            name: Queue(reply, at_end) if isinstance(reply, list) else Queue([reply], "last")
+            for name, reply in replies.items()
+        }
+
+    def answer(self, call: Call) -> Reply | None:
+        """See `Script`."""
+        queue = self._queues.get(call.node_id) or self._queues.get(call.name)
+        return None if queue is None else queue.answer(call)
+
+    def describe(self) -> str:
+        """See `Script`."""
+        return f"the script has replies for {', '.join(sorted(self._queues)) or 'nothing'}"
+
+    def leftovers(self) -> list[str]:
+        """See `Script`."""
+        return [f"{name}, {left}" for name, queue in self._queues.items() for left in queue.leftovers()]
+
+    def names(self) -> Iterable[str]:
+        """See `Script`."""
+        return self._queues
+
+
+@dataclass(slots=True)
+class Rule:
+    """A reply for the calls of which `when` is true; at most `times` of them."""
+
+    when: Callable[[Call], bool]
+    reply: ReplyLike | Answerer
+    times: int | None = None
+    used: int = 0
+
+    def takes(self, call: Call) -> bool:
+        """Whether this call is its own."""
+        return (self.times is None or self.used < self.times) and self.when(call)
+
+
+class Rules:
+    """The first rule that fits answers."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self._rules = list(rules)
+
+    def answer(self, call: Call) -> Reply | None:
+        """See `Script`."""
+        rule = next((rule for rule in self._rules if rule.takes(call)), None)
+        if rule is None:
+            return None
+        rule.used += 1
+        return _answered(rule.reply, call)
+
+    def describe(self) -> str:
+        """See `Script`."""
+        return f"none of {len(self._rules)} rules fits"
+
+    def leftovers(self) -> list[str]:
+        """See `Script`."""
+        return [
+            f"rule {i}: {_short(rule.reply)}, used {rule.used} times"
+            for i, rule in enumerate(self._rules)
+            if rule.used < (1 if rule.times is None else rule.times)
+        ]
+
+    def names(self) -> Iterable[str]:
+        """See `Script`."""
+        return ()
+
+
+class Function:
+    """A function of the call."""
+
+    def __init__(self, function: Answerer) -> None:
+        self._function = function
+
+    def answer(self, call: Call) -> Reply | None:
+        """See `Script`."""
+        return _answered(self._function, call)
+
+    def describe(self) -> str:
+        """See `Script`."""
+        return "the script's function returned None"
+
+    def leftovers(self) -> list[str]:
+        """See `Script`."""
+        return []
+
+    def names(self) -> Iterable[str]:
+        """See `Script`."""
+        return ()
+
+
+class Failing:
+    """Another script, but calls whose prompt contains a text fail."""
+
+    def __init__(self, text: str, script: Script) -> None:
+        self._text = text
+        self._script = script
+
+    def answer(self, call: Call) -> Reply | None:
+        """See `Script`."""
+        if self._text in call.prompt:
+            return fails(f"the prompt contains {self._text!r}")
+        return self._script.answer(call)
+
+    def describe(self) -> str:
+        """See `Script`."""
+        return self._script.describe()
+
+    def leftovers(self) -> list[str]:
+        """See `Script`."""
+        return self._script.leftovers()
+
+    def names(self) -> Iterable[str]:
+        """See `Script`."""
+        return self._script.names()
+
+
+class Nothing:
+    """No script: whatever is asked is unscripted."""
+
+    def answer(self, call: Call) -> Reply | None:
+        """See `Script`."""
+        return None
+
+    def describe(self) -> str:
+        """See `Script`."""
+        return "the mock has no script"
+
+    def leftovers(self) -> list[str]:
+        """See `Script`."""
+        return []
+
+    def names(self) -> Iterable[str]:
+        """See `Script`."""
+        return ()
+
+
+def script_of(script: ScriptLike, at_end: AtEnd = "error") -> Script:
+    """What a user passes, as a Script. Raises ScriptError for what is none."""
+    match script:
+        case None:
+            return Nothing()
+        case Mapping():
+            return ByName(script, at_end)
+        case str() | bytes():
+            raise ScriptError(
+                "a script is not a single text", hint="pass a list of replies, a dict by name, or a function"
+            )
+        case [Rule(), *_]:
+            return Rules(script)
+        case Sequence():
+            return Queue(script, at_end)
+    if callable(script):
+        return Function(script)
+    return script
+
+
+def unscripted(call: Call, script: Script) -> ScriptError:
+    """The error for a call nobody scripted: its node, the end of its prompt, and the nearest match."""
+    who = f"{call.name!r} (node {call.node_id})" if call.name else f"node {call.node_id!r}"
+    near = get_close_matches(call.name or call.node_id, list(script.names()), n=1)
+    shown = call.prompt if len(call.prompt) <= PROMPT_SHOWN else "..." + call.prompt[-PROMPT_SHOWN:]
+    nearest = f" The nearest name in the script is {near[0]!r}." if near else ""
+    return ScriptError(
+        f"the call of {who} is not scripted: {script.describe()}.{nearest} Its prompt ends: {shown!r}",
+        hint='add a reply for it, or ask for one with unscripted="schema" or "echo"',
+    )
+
+
+def left_over(script: Script) -> ScriptError | None:
+    """The error for replies that no call used, if there are any."""
+    left = script.leftovers()
+    if not left:
+        return None
+    return ScriptError(
+        f"{len(left)} scripted replies were not used: {'; '.join(left[:5])}{'; ...' if len(left) > 5 else ''}",
+        hint="the program made fewer calls than the script expects: remove them, or look why",
+    )
+
+
+class Locked:
+    """A Script for several threads."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self._lock = threading.Lock()
+
+    def answer(self, call: Call) -> Reply | None:
+        """One call at a time."""
+        with self._lock:
+            return self.script.answer(call)
+
+
+def _answered(reply: ReplyLike | Answerer, call: Call) -> Reply | None:
+    answer: ReplyLike = reply(call) if callable(reply) else reply
+    return None if answer is None else reply_of(answer, call)
+
+
+def _short(reply: object) -> str:
+    shown = repr(reply)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
