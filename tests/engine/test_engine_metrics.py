@@ -80,6 +80,16 @@ def test_metrics_peak_pages_are_those_held_at_once(lab):
     assert 6 <= engine.snapshot().scheduler.peak_used_pages <= 12
 
 
+def test_metrics_results_know_the_pages_held_while_they_ran(lab):
+    engine = lab.engine(default=["t"] * 4)
+    first = engine.generate(lab.ids("a b c d e f"), SamplingSpec(temperature=0, max_tokens=4))
+    assert 9 <= first.peak_kv_pages <= 12
+    alone = engine.generate(lab.ids("x"), SamplingSpec(temperature=0, max_tokens=1))
+    assert alone.peak_kv_pages <= 2  # what only the cache keeps is not held
+    pair = engine.generate_batch([lab.ids("a b c"), lab.ids("u v w")], SamplingSpec(temperature=0, max_tokens=1))
+    assert all(6 <= result.peak_kv_pages <= 9 for result in pair)
+
+
 def test_metrics_logs_are_structured(lab, caplog):
     caplog.set_level(logging.DEBUG, logger="sglang_dsl.engine")
     engine = lab.engine()

@@ -24,6 +24,7 @@ class Call:
         "last_token_s",
         "order",
         "output",
+        "peak_kv_pages",
         "prompt_scores",
         "prompt_tokens",
         "request",
@@ -42,6 +43,7 @@ class Call:
         self.last_token_s: float | None = None
         self.compiling = False
         self.prompt_tokens = len(request.prompt_ids)
+        self.peak_kv_pages = 0
         self.cached_tokens = 0
         self.computed_tokens = 0
         self.prompt_scores: tuple[TokenScore | None, ...] = ()
@@ -70,6 +72,7 @@ class Call:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             computed_tokens=self.computed_tokens,
+            peak_kv_pages=self.peak_kv_pages,
             generated_tokens=output.generated_tokens,
             token_scores=output.kept_scores,
             prompt_scores=self.prompt_scores,
@@ -94,6 +97,7 @@ class Call:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             computed_tokens=self.computed_tokens,
+            peak_kv_pages=self.peak_kv_pages,
             started_s=self.submitted_s if self.admitted_s is None else self.admitted_s,
             finished_s=now,
             weight_version=weights,

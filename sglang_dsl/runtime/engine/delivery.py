@@ -15,7 +15,7 @@ from .metrics import Metrics
 
 
 class Delivery:
-    """Owner: the loop."""
+    """Owner: the loop. `held_pages`: what requests and leases hold in the step whose progress is handed out."""
 
     def __init__(
         self, live: LiveCalls, scheduler: Scheduler, clock: Clock, metrics: Metrics, faults: Faults, weights: str
@@ -26,6 +26,7 @@ class Delivery:
         self._metrics = metrics
         self._faults = faults
         self._weights = weights
+        self.held_pages = 0
 
     def in_order(self, progress: Sequence[Progress]) -> list[Progress]:
         """By order of submission (and within a request as it came), so that a race within a step has one outcome."""
@@ -37,6 +38,7 @@ class Delivery:
         call = self._live.get(item.request_id)
         if call is None:  # cancelled since
             return
+        call.peak_kv_pages = max(call.peak_kv_pages, self.held_pages)
         try:
             self._handle(call, item)
         except Exception as error:  # noqa: BLE001 - whatever a request provokes is its own failure

@@ -88,6 +88,7 @@ class Loop:
         plan = self._scheduler.step(self.clock.now())
         if plan is None:
             return self._expire() or worked  # planning may have found requests that cannot run
+        self._delivery.held_pages = self._scheduler.held_pages
         progress = self._run_step(plan, perf_counter() - began)
         began = perf_counter()
         self._drain()

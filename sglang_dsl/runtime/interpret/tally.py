@@ -16,12 +16,14 @@ class Tally:
     asked_tokens: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
+    peak_kv_pages: int = 0
 
     def add(self, result: Result) -> None:
         """Count a finished request."""
         self.calls += 1
         self.asked_tokens += result.prompt_tokens
         self.computed_tokens += result.computed_tokens
+        self.peak_kv_pages = max(self.peak_kv_pages, result.peak_kv_pages)
         if isinstance(result, GenerateResult):
             self.generated_tokens += result.generated_tokens
 
@@ -33,5 +35,6 @@ class Tally:
             computed_tokens=self.computed_tokens,
             reused_tokens=self.asked_tokens - self.computed_tokens,
             generated_tokens=self.generated_tokens,
+            peak_kv_pages=self.peak_kv_pages,
             wall_s=wall_s,
         )

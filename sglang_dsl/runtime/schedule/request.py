@@ -71,7 +71,8 @@ class ScoreRequest:
 class GenerateResult:
     """token_ids: what a continuation continues from: the kept whole tokens (the stop token, and a token cut by a stop
     string, are not among them). tail_text: text kept after the last whole token, when a stop cut inside one.
-    text == decode(token_ids) + tail_text.
+    text == decode(token_ids) + tail_text. peak_kv_pages: most pages that all requests and leases of the engine held in a
+    step of this request.
     """
 
     request_id: str
@@ -83,6 +84,7 @@ class GenerateResult:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
+    peak_kv_pages: int = 0
     generated_tokens: int = 0  # sampled, the stop token included
     token_scores: tuple[TokenScore, ...] = ()
     prompt_scores: tuple[TokenScore | None, ...] = ()  # None at position 0
@@ -102,6 +104,7 @@ class ScoreResult:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
+    peak_kv_pages: int = 0
     started_s: float = 0.0
     finished_s: float = 0.0
     weight_version: str = "0"

@@ -174,6 +174,11 @@ class Scheduler:
         """Whether there is nothing to compute, to wait for or to report."""
         return not self._life.by_id and not self._ready and self._flight is None
 
+    @property
+    def held_pages(self) -> int:
+        """Pages that requests and leases hold now: neither free nor evictable."""
+        return self.cache.pool.num_pages - self.cache.pool.free_pages - self.cache.tree.evictable_pages
+
     def flush(self, namespace: Namespace | None = None) -> int:
         """Forget cached prefixes of a namespace (None: of all). What requests and leases hold stays. Returns pages freed."""
         freed = self.cache.flush(namespace)
