@@ -20,9 +20,9 @@ from sglang_dsl.runtime.text.bos import with_bos
 from sglang_dsl.runtime.text.gguf_header import TensorInfo, read_header
 from sglang_dsl.runtime.text.gguf_tokenizer import tokenizer_from_gguf
 from sglang_dsl.runtime.text.load import load_text
-from sglang_dsl.runtime.text.plain_templates import LabelTemplate
+from sglang_dsl.runtime.text.plain_templates import ChatMlTemplate, LabelTemplate
 from sglang_dsl.runtime.text.pre_tokenizers import PRE_TOKENIZERS
-from sglang_dsl.runtime.text.protocol import TextPiece
+from sglang_dsl.runtime.text.protocol import TextPiece, Turn
 
 
 def tokenizer(**changes):
@@ -118,6 +118,21 @@ def test_segment_joins_content_with_the_templates_own_words():
     assert ids[0] == 1
     assert text_of(tokens, ids[1:2]) == ["hello"]
     assert 2 not in ids
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["system", "user", "assistant", "tool"]), marker_soup), min_size=1, max_size=4)
+)
+def test_conversation_has_the_templates_control_tokens_and_no_others(messages):
+    tokens, template = tokenizer(), ChatMlTemplate()
+    ids: list[int] = []
+    for i, (role, content) in enumerate(messages):
+        before = [Turn(r, c) for r, c in messages[:i]]
+        turn = [TextPiece(template.open_turn(before, role), control=True), TextPiece(content)]
+        closing = TextPiece(template.close_turn([*before, Turn(role, content)]), control=True)
+        ids += tokens.encode_segment([*turn, closing])
+    assert [i for i in ids if i in tokens.control_ids] == [1, 2] * len(messages)
+    assert tokens.decode(ids) == "".join(f"{role}\n{content}\n" for role, content in messages)
 
 
 def test_segment_marker_does_not_form_across_pieces():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -30,3 +31,15 @@ def test_stop_regex_without_its_library_names_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "regex", None)
     with pytest.raises(MissingExtraError, match="pip install regex"):
         compile_stop_regex("a+ never compiled before")
+
+
+def test_loading_a_models_text_reaches_neither_torch_nor_transformers(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", byte_level_metadata())
+    program = (
+        "import sys; from pathlib import Path; from sglang_dsl.runtime.text.load import load_text; "
+        "import sglang_dsl.runtime.supply; "
+        f"load_text(Path({str(path)!r}), 'f').tokenizer.encode('hello'); "
+        "print(sorted({'torch', 'transformers', 'numpy', 'xgrammar', 'gguf'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

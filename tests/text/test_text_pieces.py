@@ -67,3 +67,10 @@ def test_pieces_over_the_bound_are_refused():
 def test_piece_that_is_empty_is_refused():
     with pytest.raises(ValueError, match="empty piece"):
         PieceTokenizer().intern(b"")
+
+
+def test_pieces_that_are_parts_of_a_character_keep_their_bytes():
+    tokens = PieceTokenizer()
+    halves = [tokens.intern(piece) for piece in (b"\xf0\x9f", b"\x99\x82", b"\x98\x80")]
+    assert [list(tokens.token_bytes(i)) for i in halves] == [[240, 159], [153, 130], [152, 128]]
+    assert tokens.decode(halves[:2]) == "🙂"
