@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -107,6 +108,16 @@ def test_cancel_from_a_receiver_stops_a_sibling_in_the_same_step(lab):
     assert isinstance(loser.end, CancelledError)
     assert len(lab.worker.steps) == 2
     lab.assert_clean()
+
+
+def test_cancel_race_within_a_step_is_told_in_the_order_asked_for_not_of_submission(lab):
+    lab.engine()
+    told = []
+    requests = [replace(lab.request(f"r{i}", f"p{i}"), order=order) for i, order in enumerate([(1, 0), (0, 3), (0, 2)])]
+    for recorder in lab.submit(*requests):
+        recorder.done = lambda result: told.append(result.request_id)
+    lab.settle()
+    assert told == ["r2", "r1", "r0"]
 
 
 def test_cancel_storm_balances_the_books_after_every_turn(lab):

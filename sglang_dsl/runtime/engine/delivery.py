@@ -29,8 +29,12 @@ class Delivery:
         self.held_pages = 0
 
     def in_order(self, progress: Sequence[Progress]) -> list[Progress]:
-        """By order of submission (and within a request as it came), so that a race within a step has one outcome."""
-        known = [(call.order, item) for item in progress if (call := self._live.get(item.request_id)) is not None]
+        """By the requests' own order, then by submission (and within a request as it came): races have one outcome."""
+        known = [
+            ((call.request.order, call.order), item)
+            for item in progress
+            if (call := self._live.get(item.request_id)) is not None
+        ]
         return [item for _, item in sorted(known, key=lambda pair: pair[0])]
 
     def hand_out(self, item: Progress) -> None:

@@ -11,6 +11,7 @@ from ...errors import SpecError
 from ...ir.specs import ConstraintSpec, SamplingSpec
 from ..cache.namespace import Namespace
 from ..schedule.request import GenerateRequest, ScoreRequest
+from ..text.bos import with_bos
 from ..text.protocol import Tokenizer
 from .clock import Clock
 
@@ -81,8 +82,7 @@ class Requests:
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Ids of a prompt: as given, or of a text as content, behind a BOS where the model wants one."""
         ids = self._ids(prompt)
-        bos = self._tokenizer.bos_id
-        return (bos, *ids) if isinstance(prompt, str) and self._tokenizer.adds_bos and bos is not None else ids
+        return tuple(with_bos(ids, self._tokenizer)) if isinstance(prompt, str) else ids
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)

@@ -186,6 +186,7 @@ class GenCall(_Call):
             priority=options.priority,
             deadline_s=self.deadline_s(self.gen.timeout_s),
             critical_tokens=self.machine.critical_tokens(self.entry),
+            order=self.entry.branches,
             label=self.label(sample=self.gen.sample, attempt=self.attempt),
         )
         self.machine.submit(self.target, request, RunSink(self.machine, self, done), self.entry)
@@ -268,6 +269,7 @@ class SelectCall(_Call):
             priority=self.machine.spec.options.priority,
             deadline_s=self.deadline_s(),
             critical_tokens=self.machine.critical_tokens(self.entry),
+            order=self.entry.branches,
             label=self.label(),
         )
         self.machine.submit(self.target, request, RunSink(self.machine, self, self._scored), self.entry)

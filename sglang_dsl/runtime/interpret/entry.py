@@ -82,6 +82,17 @@ class Entry:
                 yield child
 
     @property
+    def branches(self) -> tuple[int, ...]:
+        """Index of each branch it stands in, outermost first."""
+        found = []
+        at: Entry | None = self
+        while at is not None:
+            if at.node.branch is not None:
+                found.append(at.node.branch)
+            at = at.context
+        return tuple(reversed(found))
+
+    @property
     def ended(self) -> bool:
         """Whether nothing more will happen to it."""
         return self.status not in ("waiting", "running")

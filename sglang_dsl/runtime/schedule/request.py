@@ -30,6 +30,7 @@ class GenerateRequest:
 
     lease: the lease whose child this is, if any: admission of this request (or its end before that) counts it down.
     deadline_s: on the engine's clock. critical_tokens: tokens on the longest path that waits for this call.
+    order: what one step brought is told by it (branch indices from the root on), then by submission.
     tail_bytes: text already produced in this turn that a stop or a UTF-8 decoder must not see is not here: the prompt
     never takes part in stop matching.
     """
@@ -43,6 +44,7 @@ class GenerateRequest:
     priority: int = 0
     deadline_s: float | None = None
     critical_tokens: int = 0
+    order: tuple[int, ...] = ()
     prompt_logprobs: int | None = None
     no_cache: bool = False
     label: Label = field(default_factory=Label)
@@ -64,6 +66,7 @@ class ScoreRequest:
     priority: int = 0
     deadline_s: float | None = None
     critical_tokens: int = 0
+    order: tuple[int, ...] = ()
     label: Label = field(default_factory=Label)
 
 
