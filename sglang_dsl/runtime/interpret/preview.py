@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ...ir.execution import Segment
 from ...ir.nodes import Fork, Gen, Node, Plain, Raw, Reference, RoleBegin, RoleEnd, Select, Text
+from ..text.bos import with_bos
 from ..text.protocol import TextModel, TextPiece, Turn
 
 SHOWN = "{%s}"  # how a value that does not exist yet is shown
@@ -61,11 +62,9 @@ class _Draft:
         """Encode what is pending, if all of it is known."""
         if self.pending and self.exact:
             ids = self.text.tokenizer.encode_segment(self.pending)
-            bos = self.text.tokenizer.bos_id
             first = not any(segment.token_ids or segment.max_tokens for segment in self.segments[: -len(self.pending)])
-            if first and self.text.tokenizer.adds_bos and bos is not None and ids[:1] != [bos]:
-                ids = [bos, *ids]
-            self.segments[-1] = replace(self.segments[-1], token_ids=tuple(ids))
+            begun = with_bos(ids, self.text.tokenizer) if first else ids
+            self.segments[-1] = replace(self.segments[-1], token_ids=tuple(begun))
         self.pending, self.exact = [], True
 
     def _say(self, node: Text, piece: Plain | Raw | Reference) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...errors import RoleError, RunError
+from ..text.bos import with_bos
 from ..text.protocol import TextModel, TextPiece, Turn
 
 
@@ -133,10 +134,7 @@ class Prompter:
 
     def _joined(self, ids: Ids, stretch: Sequence[int]) -> Ids:
         """`ids` then `stretch`, with one BOS by id at the front of a prompt whose tokenizer asks for it."""
-        bos = self._tokenizer.bos_id
-        if ids.length or not stretch or bos is None or not self._tokenizer.adds_bos or stretch[0] == bos:
-            return ids.then(stretch)
-        return Ids((bos, *stretch))
+        return ids.then(stretch) if ids.length or not stretch else Ids(with_bos(stretch, self._tokenizer))
 
 
 def _grown(turns: tuple[Turn, ...], text: str) -> tuple[Turn, ...]:
