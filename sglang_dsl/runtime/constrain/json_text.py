@@ -132,19 +132,24 @@ def _fraction() -> Expr:
 def decimal_range_expr(low: Decimal | None, high: Decimal | None, *, above: bool, below: bool) -> Expr:
     """Decimal numbers without exponent in the range; `above` and `below` leave the bound itself out.
 
-    No more than 15 digits in all where the range is bounded, so that rounding to a double never crosses a bound.
+    Where a bound is left out there are at most 15 digits in all, so that rounding to a double cannot reach it.
     """
     reach = max(Decimal(10**MAX_FRACTION_DIGITS), 10 * abs(low or Decimal(0)), 10 * abs(high or Decimal(0)))
     low, high = (-reach if low is None else low), (reach if high is None else high)
-    positive = _magnitudes(max(low, Decimal(0)), high, above=above and low >= 0, below=below)
-    negative = _magnitudes(max(-high, Decimal(0)), -low, above=below and high <= 0, below=above)
-    return alt(positive if high >= 0 else NOTHING, seq(text("-"), negative) if low < 0 else NOTHING)
+    options: list[Expr] = []
+    if high >= 0:
+        options.append(_magnitudes(max(low, Decimal(0)), high, above=above and low >= 0, below=below))
+    if low < 0:
+        options.append(
+            seq(text("-"), _magnitudes(max(-high, Decimal(0)), -low, above=below and high <= 0, below=above))
+        )
+    return alt(*options)
 
 
 def _magnitudes(low: Decimal, high: Decimal, *, above: bool, below: bool) -> Expr:
     """Decimals in [low, high], low >= 0."""
     first, last = int(low), int(high)
-    width = max(1, MAX_FRACTION_DIGITS - len(str(last)))
+    width = max(1, MAX_FRACTION_DIGITS - len(str(last))) if above or below else MAX_FRACTION_DIGITS
     low_digits, high_digits = _fraction_digits(low, width, up=True), _fraction_digits(high, width, up=False)
     if low_digits is None:
         first, low_digits, above = first + 1, "", False

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from ...errors import ConstraintError
 from .grammar import NOTHING, Alt, Chars, Expr, Grammar, Ref, Repeat, Seq, Text, alt, repeat, seq
-from .limits import LIMITS
 
 
 def shortest(expr: Expr, rules: Mapping[str, float]) -> float:
@@ -30,13 +29,15 @@ def shortest(expr: Expr, rules: Mapping[str, float]) -> float:
 def shortest_rules(grammar: Grammar) -> dict[str, float]:
     """Characters of the shortest match of every rule, by fixpoint from infinity downwards."""
     lengths = dict.fromkeys(grammar.rules, math.inf)
+    order = list(grammar.rules)
     changed = True
     while changed:
         changed = False
-        for name in reversed(list(grammar.rules)):
+        for name in order:
             length = shortest(grammar.rules[name], lengths)
             if length < lengths[name]:
                 lengths[name], changed = length, True
+        order.reverse()  # parts stand before what holds them, references after: each direction settles one kind
     return lengths
 
 
@@ -115,11 +116,3 @@ def _beginnings(expr: Expr, lengths: Mapping[str, float]) -> set[str]:
             return found
         case _:
             return set()
-
-
-def check_expressions(count: int) -> None:
-    """Raise ConstraintError if a grammar has too many expressions."""
-    if count > LIMITS.expressions:
-        raise ConstraintError(
-            f"the constraint needs {count} grammar parts, more than {LIMITS.expressions}", hint="simplify it"
-        )

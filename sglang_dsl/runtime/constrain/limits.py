@@ -15,7 +15,7 @@ class Limits:
     """Sizes above which a constraint is refused.
 
     source_bytes: of the canonical text. depth: levels of schemas in schemas, and of regex groups. json_depth: brackets in the
-    source. repeat_product: nested bounded repeats multiplied. rules: grammar size in expressions.
+    source. repeat_product: nested bounded repeats multiplied.
     """
 
     source_bytes: int = 256 * 1024
@@ -24,7 +24,6 @@ class Limits:
     enum_values: int = 10_000
     properties: int = 512
     repeat_product: int = 100_000
-    expressions: int = 200_000
 
 
 LIMITS = Limits()

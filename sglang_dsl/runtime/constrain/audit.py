@@ -1,0 +1,60 @@
+"""What is known about a constraint before a run: what it narrows, and the text it forces on every path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ...ir.execution import ConstraintReport
+from ...ir.specs import ConstraintSpec
+from .findings import Finding
+from .grammar import Alt, Expr, Grammar, Ref, Repeat, Seq, Text
+from .json_schema import schema_grammar
+from .limits import check_size
+from .parse import parse_constraint
+
+
+def audit(spec: ConstraintSpec, count_tokens: Callable[[str], int] | None = None) -> ConstraintReport:
+    """Findings and forced tokens of a constraint (0 without `count_tokens`).
+
+    Raises:
+        ConstraintError: the constraint cannot be used at all.
+    """
+    forced = mandatory_texts(parse_constraint(spec)) if count_tokens else []
+    tokens = sum(map(count_tokens, forced)) if count_tokens else 0
+    return ConstraintReport(forced_tokens=tokens, findings=tuple(map(str, findings(spec))))
+
+
+def findings(spec: ConstraintSpec) -> tuple[Finding, ...]:
+    """What the constraint's grammar does not say exactly. Keywords that cannot be enforced are listed, not refused.
+
+    Raises:
+        ConstraintError: malformed, matching nothing, too large, or unsupported in a way that cannot be left out.
+    """
+    if spec.kind != "json_schema":
+        parse_constraint(spec)
+        return ()
+    check_size(spec.text)
+    return schema_grammar(spec.text, spec.max_whitespace, strict=False).findings
+
+
+def mandatory_texts(grammar: Grammar) -> list[str]:
+    """Texts that stand in every output, in order; where there are alternatives, those of the one with the fewest characters."""
+    return _mandatory(grammar.root, grammar.rules, frozenset())
+
+
+def _mandatory(expr: Expr, rules: Mapping[str, Expr], inside: frozenset[str]) -> list[str]:
+    match expr:
+        case Text(text):
+            return [text]
+        case Seq(parts):
+            return [text for part in parts for text in _mandatory(part, rules, inside)]
+        case Alt(options):
+            return min(
+                (_mandatory(option, rules, inside) for option in options), key=lambda texts: sum(map(len, texts))
+            )
+        case Repeat(item, low, _):
+            return _mandatory(item, rules, inside) * min(low, 1)
+        case Ref(name) if name not in inside:
+            return _mandatory(rules[name], rules, inside | {name})
+        case _:
+            return []
