@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidValueError
@@ -14,7 +15,7 @@ Check = tuple[str, Callable[[Any], bool]]
 def check_of(output: Output, validate: Callable[[Any], Any] | None) -> Check | None:
     """(registry key, function of the decoded value), or None where every value that the constraint admits is right.
 
-    The function returns True, or raises InvalidValueError with the reason.
+    The function returns True or False, or raises ValueError with the reason.
     """
     if validate is None:
         return (
@@ -23,37 +24,40 @@ def check_of(output: Output, validate: Callable[[Any], Any] | None) -> Check | N
     return f"validate:{_named(validate)}", _Accepts(output.convert, validate)
 
 
+@dataclass(frozen=True, slots=True)
 class _Converts:
-    """Accepts what the type accepts. Two of the same type are equal, so that they share a registry key."""
+    """Accepts what the type accepts."""
 
-    __slots__ = ("_convert",)
-
-    def __init__(self, convert: Callable[[Any], Any]) -> None:
-        self._convert = convert
+    convert: Callable[[Any], Any]
 
     def __call__(self, value: Any) -> bool:
-        self._convert(value)
+        _typed(value, self.convert)
         return True
 
 
+@dataclass(frozen=True, slots=True)
 class _Accepts:
-    """Accepts what the user's function does not refuse."""
+    """Accepts what the user's function does not refuse: it refuses by returning False, or by raising ValueError or
+    AssertionError. It is called with the value as the program will read it.
+    """
 
-    __slots__ = ("_convert", "_validate")
-
-    def __init__(self, convert: Callable[[Any], Any] | None, validate: Callable[[Any], Any]) -> None:
-        self._convert = convert
-        self._validate = validate
+    convert: Callable[[Any], Any] | None
+    validate: Callable[[Any], Any]
 
     def __call__(self, value: Any) -> bool:
-        typed = value if self._convert is None else self._convert(value)
+        typed = value if self.convert is None else _typed(value, self.convert)
         try:
-            accepted = self._validate(typed)
-        except (ValueError, AssertionError) as error:
-            raise InvalidValueError(f"the validator refused it: {error}", text=str(value)) from error
-        if accepted is False:
-            raise InvalidValueError(f"{_named(self._validate)} refused it", text=str(value))
-        return True
+            accepted = self.validate(typed)
+        except AssertionError as error:
+            raise ValueError(str(error) or "an assertion of the validator failed") from error
+        return accepted is not False
+
+
+def _typed(value: Any, convert: Callable[[Any], Any]) -> Any:
+    try:
+        return convert(value)
+    except InvalidValueError as error:
+        raise ValueError(error.what) from error
 
 
 def _named(function: Any) -> str:

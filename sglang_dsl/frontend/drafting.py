@@ -250,9 +250,12 @@ class Statement:
         )
 
     def finish(self) -> list[Node]:
-        """All nodes of the statement."""
+        """All nodes of the statement. From here on their ids are taken, also if the recorder refuses them."""
         if self._pieces:
             self._push_text()
+        if self.nodes:
+            label, count = self._counted
+            self._line.counts[label] = count
         return self.nodes
 
     def commit(self, names: dict[str, Entry]) -> None:
@@ -260,8 +263,6 @@ class Statement:
         line = self._line
         if not self.nodes:
             return
-        label, count = self._counted
-        line.counts[label] = count
         line.tip = self._tip
         line.branch = self._branch
         line.role = self._role

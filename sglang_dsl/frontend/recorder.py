@@ -69,7 +69,7 @@ class LiveRecorder:
 
     tracing = False
 
-    __slots__ = ("_registered", "_shown", "asynchronous", "graph", "on_append", "run", "sites")
+    __slots__ = ("_key_counts", "_keys", "_shown", "asynchronous", "graph", "on_append", "run", "sites")
 
     def __init__(self, run: Run, graph: Graph, sites: Sites, *, asynchronous: bool = False) -> None:
         self.run = run
@@ -77,16 +77,21 @@ class LiveRecorder:
         self.sites = sites
         self.asynchronous = asynchronous
         self.on_append: Callable[[Sequence[Node]], None] | None = None  # for who follows the run
-        self._registered: dict[str, Callable[..., Any]] = {}
+        self._keys: dict[Callable[..., Any], str] = {}
+        self._key_counts: dict[str, int] = {}
         self._shown: list[BaseException] = []
 
     def has_shown(self, error: BaseException) -> bool:
-        """Whether a read has raised this failure, or one caused by it, in the program."""
+        """Whether a read or an append has raised this failure in the program."""
         return any(shown is error for shown in self._shown)
 
     def append(self, nodes: Sequence[Node]) -> None:
         """Hand the nodes to the run, then keep them."""
-        self.run.extend(nodes)
+        try:
+            self.run.extend(nodes)
+        except Exception as error:
+            self._shown.append(error)
+            raise
         keep = self.graph.append
         for node in nodes:
             keep(node)
@@ -95,14 +100,12 @@ class LiveRecorder:
 
     def register(self, key: str, function: Callable[..., Any]) -> str:
         """Two different functions of one key (lambdas, say) get different keys, in order of their first use."""
-        unique, count = key, 1
-        while (known := self._registered.get(unique)) is not None and known is not function:
-            count += 1
-            unique = f"{key}#{count}"
-        if unique not in self._registered:
-            self._registered[unique] = function
-            self.run.register(unique, function)
-        return unique
+        known = self._keys.get(function)
+        if known is None:
+            count = self._key_counts[key] = self._key_counts.get(key, 0) + 1
+            known = self._keys[function] = key if count == 1 else f"{key}#{count}"
+            self.run.register(known, function)
+        return known
 
     def pieces(self, text: str) -> tuple[Piece, ...]:
         """The text itself."""

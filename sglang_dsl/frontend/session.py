@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ..errors import CancelledError, Origin, ProgramError
 from ..ir.execution import Run, RunSpec, RunSummary, resolve
 from ..ir.graph import Graph
-from ..ir.nodes import Return
+from ..ir.nodes import Join, Return
 from .drafting import Cursor, Line
 from .joined import Lazy
 from .recorder import LiveRecorder
@@ -50,7 +50,7 @@ class Session(Generic[R]):
             self._note_return(value)
             value = resolved(value)
             summary = wait(self.run.seal())
-            error = self._failure_at_end()
+            error = self._failure_at_end(summary)
         except BaseException as raised:  # noqa: BLE001  whatever ended the body ends the run; the caller raises it
             error = raised
             summary = wait(self._stopped(raised))
@@ -65,7 +65,7 @@ class Session(Generic[R]):
             self._note_return(value)
             value = await aresolved(value)
             summary = await asyncio.wrap_future(self.run.seal())
-            error = self._failure_at_end()
+            error = self._failure_at_end(summary)
         except asyncio.CancelledError:
             self.cancel("the task was cancelled")
             self.run.seal()
@@ -102,19 +102,32 @@ class Session(Generic[R]):
             ):  # else the program knows that its path failed, and returns all the same
                 raise
 
-    def _failure_at_end(self) -> BaseException | None:
-        """Why the program's own path failed, unless the program has seen that and gone on."""
+    def _failure_at_end(self, summary: RunSummary) -> BaseException | None:
+        """A failure that the program has not seen: one is never passed over in silence."""
         if self._cancelled:
             return CancelledError(f"the run was cancelled: {self._cancelled}")
-        tip = self.state._cursor.line.tip
-        if tip is None:
+        if summary.error is None:
             return None
-        error = self.run.value(tip).exception()
-        return None if error is None or self.recorder.has_shown(error) else error
+        return unseen_failure(self.recorder)
 
     def _result(self, value: Any, summary: RunSummary, error: BaseException | None) -> Result[R]:
         self.recorder.graph.freeze()
         return Result(value, state=self.state, graph=self.recorder.graph, spec=self._spec, summary=summary, error=error)
+
+
+def unseen_failure(recorder: LiveRecorder) -> BaseException | None:
+    """The first failure that no read or append has raised in the program, and that no join has taken upon itself."""
+    graph = recorder.graph
+    joined = {node.fork for node in graph if isinstance(node, Join)}
+    absorbed: set[str] = set()
+    for node in graph:
+        if node.context in absorbed or (node.branch is not None and node.context in joined):
+            absorbed.add(node.id)
+            continue
+        error = recorder.run.value(node.id).exception()
+        if error is not None and not isinstance(error, CancelledError) and not recorder.has_shown(error):
+            return error
+    return None
 
 
 def resolved(value: Any) -> Any:
@@ -151,8 +164,3 @@ def _lazies_in(value: Any) -> list[Lazy[Any]]:
         case dict():
             return [lazy for item in value.values() for lazy in _lazies_in(item)]
     return []
-
-
-def arguments_by_name(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments by parameter name, as far as they are positional or named."""
-    return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -246,7 +246,7 @@ class State:
         node_id = statement.push(
             ToolNode,
             name=tool.name,
-            tool=statement.register(tool.key, tool.function),
+            tool=statement.register(tool.key, tool.invoke),
             arguments=tool.as_dict(arguments),
             timeout_s=tool.timeout_s,
             pure=tool.pure,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Generic, ParamSpec, TypeVar, get_type_hints, overload
 
 from ..errors import Origin, ProgramError, SpecError
@@ -33,7 +33,8 @@ class Tool(Generic[P, R]):
         self.timeout_s = timeout_s
         self.__doc__ = function.__doc__
         self._signature = inspect.signature(function)
-        self.convert = _converter(function)
+        self._types = _types(function)
+        self.convert = _converter(self._types.get("return"))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """The function itself, called here and now."""
@@ -41,6 +42,27 @@ class Tool(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"tool({self.name})"
+
+    def invoke(self, **arguments: Any) -> Any:
+        """What the runtime calls: JSON arguments become what the annotations say, the result becomes JSON."""
+        for name, value in arguments.items():
+            convert = _converter(self._types.get(name))
+            arguments[name] = value if convert is None else convert(value)
+        function: Callable[..., Any] = self.function
+        result = function(**arguments)
+        if inspect.isawaitable(result):
+            return self._dumped_later(result)
+        return self._dumped(result)
+
+    async def _dumped_later(self, result: Awaitable[Any]) -> Any:
+        return self._dumped(await result)
+
+    def _dumped(self, result: Any) -> Any:
+        if "return" not in self._types:
+            return result
+        from pydantic_core import to_jsonable_python
+
+        return to_jsonable_python(result)
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any], origin: Origin) -> dict[str, Any]:
         """The call's arguments by name. Raises ProgramError where they do not fit the signature."""
@@ -102,12 +124,18 @@ def _check(function: Callable[..., Any]) -> None:
             )
 
 
-def _converter(function: Callable[..., Any]) -> Convert | None:
-    """From the JSON result back to the type that the function says it returns; None where that is plain JSON."""
+_PLAIN = (None, type(None), Any, str, int, float, bool, dict, list)
+
+
+def _types(function: Callable[..., Any]) -> dict[str, Any]:
+    """Annotations that say more than plain JSON, by parameter and "return"."""
     try:
-        hint = get_type_hints(function).get("return")
+        hints = get_type_hints(function)
     except NameError:  # an annotation that only a type checker can resolve
-        return None
-    if hint in (None, Any, str, int, float, bool, dict, list):
-        return None
-    return output_of(hint).convert
+        return {}
+    return {name: hint for name, hint in hints.items() if hint not in _PLAIN}
+
+
+def _converter(wanted: Any) -> Convert | None:
+    """From JSON back to the type; None where that is plain JSON."""
+    return None if wanted is None else output_of(wanted).convert

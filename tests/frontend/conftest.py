@@ -74,6 +74,8 @@ class FakeRun:
 
     def _raise_failure(self, node_id: str | None) -> None:
         future = self.futures.get(node_id or "")
+        if isinstance(self.nodes.get(node_id or ""), Join):
+            return
         if future is not None and future.done() and future.exception() is not None:
             raise future.exception()  # type: ignore[misc]
 
@@ -146,7 +148,9 @@ class FakeRun:
         prompt = self.prompts.get(node.context or "", "")
         try:
             if before is not None and before.exception() is not None:
-                raise before.exception()  # type: ignore[misc]
+                passed = isinstance(self.nodes[node.context or ""], Join)  # a join adds no text: what follows can go on
+                if not passed:
+                    raise before.exception()  # type: ignore[misc]
             outcome = self._outcome(node, prompt)
         except Exception as error:  # noqa: BLE001
             self.prompts[node.id] = prompt
@@ -189,11 +193,11 @@ class FakeRun:
             text = self.executor.reply(node, prompt)
             try:
                 value = json.loads(text) if node.decode == "json" else text
-                if node.validator is not None:
-                    assert self.registry[node.validator](value) is True
-            except InvalidValueError:
+                if node.validator is not None and not self.registry[node.validator](value):
+                    raise ValueError("refused")
+            except ValueError as error:
                 if attempt == node.retries:
-                    raise
+                    raise InvalidValueError(str(error), text=text) from error
                 continue
             return Outcome(value=value, text=text, meta=Meta(attempts=attempt + 1, generated_tokens=len(text)))
         raise AssertionError

@@ -7,6 +7,7 @@ import contextvars
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 
@@ -565,6 +566,12 @@ def test_async_batch_needs_no_thread_per_program(fake):
     assert [r.error for r in results] == [None] * 5
 
 
+@dataclass
+class Point:
+    x: int
+    y: int
+
+
 # tools ---------------------------------------------------------------------------------------------------------------
 
 
@@ -587,6 +594,23 @@ def test_tool_is_called_by_the_runtime_and_read_like_its_result(fake):
     assert result.text == 'Found: ["x0", "x1", "x2"]'
     (node,) = [n for n in result.graph if isinstance(n, Tool)]
     assert (node.pure, node.timeout_s, node.tool) == (True, 3, "test_programs.search")
+
+
+def test_tool_takes_and_gives_what_its_annotations_say(fake):
+    @tool
+    def swap(point: Point) -> Point:
+        return Point(point.y, point.x)
+
+    @program
+    def p(s: State):
+        once = s.call(swap, Point(1, 2))
+        return once, s.call(swap, once)
+
+    result = p.run(options=on(fake()))
+    assert result.value == (Point(2, 1), Point(1, 2))
+    assert {n.tool for n in result.graph if isinstance(n, Tool)} == {
+        "test_programs.test_tool_takes_and_gives_what_its_annotations_say.<locals>.swap"
+    }
 
 
 def test_tool_called_outside_of_a_program_is_the_function():

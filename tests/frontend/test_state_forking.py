@@ -348,6 +348,34 @@ def test_failed_join_that_the_program_dealt_with_does_not_fail_the_run(fake):
     assert run(body, fake(fail_if="BOOM")).value == ["v1", "-", "v3"]
 
 
+def test_failed_join_followed_by_text_fails_the_run_all_the_same(fake):
+    def body(s: State):
+        boom(s, lambda b, v: b.join(v))
+        s += "goes on"
+
+    with pytest.raises(JoinError):
+        run(body, fake(fail_if="BOOM"))
+
+
+def test_failed_branch_that_nobody_looked_at_fails_the_run(fake):
+    def body(s: State):
+        s.fork(2).append("BOOM" + gen("v"))
+
+    with pytest.raises(RuntimeError, match="BOOM"):
+        run(body, fake(fail_if="BOOM"))
+
+
+def test_failed_branch_whose_failure_was_read_does_not_fail_the_run(fake):
+    def body(s: State):
+        (branch,) = s.fork(1)
+        branch += "BOOM" + gen("v")
+        with pytest.raises(RuntimeError):
+            branch["v"]
+        return "fine"
+
+    assert run(body, fake(fail_if="BOOM")).value == "fine"
+
+
 def test_append_after_a_failure_raises_the_first_cause_at_once(fake):
     def body(s: State):
         s += "BOOM " + gen("v")
