@@ -64,13 +64,13 @@ class SequenceMatcher:
     def must_end(self) -> bool:
         return self.at == len(self.allowed)
 
-    def fill_mask(self, bitmask: Any, row: int) -> None:
+    def fill_mask(self, row: Any) -> None:
         if self.allowed[0] == 96:
             raise RuntimeError("this matcher is broken")
-        bitmask[row].zero_()
+        row.zero_()
         token = self.allowed[self.at]
         if token != 95:
-            bitmask[row, token // 32] = (1 << (token % 32)) if token % 32 < 31 else -(1 << 31)
+            row[token // 32] = (1 << (token % 32)) if token % 32 < 31 else -(1 << 31)
 
     def matcher(self) -> SequenceMatcher:
         return self.fork()

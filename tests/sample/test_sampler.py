@@ -35,10 +35,10 @@ class Only:
 
     may_end = must_end = False
 
-    def fill_mask(self, bitmask: Any, row: int) -> None:
-        bitmask[row] = 0
+    def fill_mask(self, row: Any) -> None:
+        row[:] = 0
         for i in self._ids:
-            bitmask[row, i // 32] |= 1 << (i % 32)
+            row[i // 32] |= 1 << (i % 32)
 
 
 def sequence(spec: SamplingSpec, vocab: int, prompt: tuple[int, ...] = (), **options: Any) -> SampledSequence:

@@ -16,8 +16,8 @@ from ..constrain.protocol import Matcher
 class TokenMatcher(Matcher, Protocol):
     """A matcher that can say which tokens may come next."""
 
-    def fill_mask(self, bitmask: Tensor, row: int) -> None:
-        """Write into bitmask[row], int32 [ceil(V / 32)]: bit i % 32 of word i // 32 is set if token i is allowed. Stop tokens
+    def fill_mask(self, row: Tensor) -> None:
+        """Write into row, int32 [ceil(V / 32)] (contiguous, CPU): bit i % 32 of word i // 32 is set if token i is allowed. Stop tokens
         are allowed exactly where the output may end.
         """
 

@@ -47,7 +47,7 @@ def _mask(values: Tensor, draws: Sequence[Draw]) -> dict[int, Exception]:
     masks = empty_masks(len(constrained), values.shape[1])
     for row, (i, matcher) in enumerate(constrained):
         try:
-            matcher.fill_mask(masks, row)
+            matcher.fill_mask(masks[row])
         except (DslError, RuntimeError, ValueError) as error:
             failed[i] = error
     if constrained:
