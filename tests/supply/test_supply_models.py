@@ -28,10 +28,19 @@ def test_locate_a_pulled_model_by_name(cache):
     entry = CATALOGUE["smollm2"]
     file = cache / "models" / "smollm2" / entry.file_name
     file.parent.mkdir(parents=True)
-    file.write_bytes(b"GGUF")
+    with file.open("wb") as sparse:
+        sparse.truncate(entry.size_bytes)
     found = locate("smollm2")
     assert (found.kind, found.path, found.name, found.fingerprint) == ("gguf", file, "smollm2", entry.sha256)
     assert {listing.entry.name: listing.path for listing in list_models()} == {"smollm2": file, "gemma3-270m": None}
+
+
+def test_locate_a_pulled_model_that_was_cut_short_since_is_as_not_pulled(cache):
+    file = cache / "models" / "smollm2" / CATALOGUE["smollm2"].file_name
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFoundError, match="has not been downloaded"):
+        locate("smollm2")
 
 
 def test_locate_a_gguf_file(tmp_path):

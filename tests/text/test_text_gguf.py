@@ -201,6 +201,13 @@ def test_stop_ids_are_all_the_file_has(tmp_path):
     assert loaded.tokenizer.control_ids == {0, 1, 2, 3}
 
 
+def test_file_whose_template_rewrites_earlier_turns_is_reported(tmp_path, caplog):
+    source = "{% for m in messages %}{{ loop.length }}{{ m.content }}{% endfor %}"
+    path = write_gguf(tmp_path / "m.gguf", byte_level_metadata(chat_template=source))
+    assert load_text(path, "f").report.rewritten_chars == 7  # one digit each for 2 + 5 earlier turns
+    assert "rewrites earlier turns" in caplog.text
+
+
 def test_file_without_a_template_gets_plain_labels(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", byte_level_metadata(chat_template=None))
     assert isinstance(load_text(path, "f").template, LabelTemplate)

@@ -226,6 +226,12 @@ def test_stop_regex_sees_what_stands_before():
     assert Fed("x;", "a;\n", "b", stop_regex=(r"(?<=;)\n",)).text == "x;a;"
 
 
+def test_stop_regex_that_matches_bytes_that_are_no_text_reports_them_replaced():
+    fed = Fed("a", b"\xff", ";", stop_regex=(".;",))
+    assert fed.text == "a"
+    assert fed.output.ending == Ending("stop", "\ufffd;")
+
+
 def test_stop_regex_that_is_malformed_is_refused_with_the_position():
     with pytest.raises(SpecError, match=r"'\(a' is not a regular expression: .*position 2"):
         OutputText(PieceTokenizer(), SamplingSpec(stop_regex=("(a",)))

@@ -38,13 +38,14 @@ def list_models() -> list[ModelListing]:
 
 
 def pulled_file(entry: CatalogueEntry) -> Path | None:
-    """The model's file if it was pulled. It was checked then, and appeared under this name only when complete."""
+    """The model's file if it was pulled. It was checked then; what has another size now counts as not pulled."""
     path = model_folder(entry.name) / entry.file_name
-    return path if path.is_file() else None
+    return path if path.is_file() and path.stat().st_size == entry.size_bytes else None
 
 
 def locate(name_or_path: str | os.PathLike[str]) -> ModelFiles:
-    """The files of a catalogue model, a `.gguf` file, or a Hugging Face folder with safetensors.
+    """The files of a catalogue model (its name goes before a path), a `.gguf` file, or a Hugging Face folder with
+    safetensors.
 
     Raises:
         ModelNotFoundError: nothing has this name, or the model was not pulled yet.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,8 @@ from .gguf_tokenizer import tokenizer_from_gguf
 from .jinja_template import JinjaTemplate, TemplateReport
 from .plain_templates import LabelTemplate
 from .protocol import ChatTemplate, Tokenizer, Turn
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,10 @@ def _join(tokenizer: BpeTokenizer, source: str | None, variables: Mapping[str, A
         return LoadedText(tokenizer, LabelTemplate())
     template = JinjaTemplate(source, variables)
     tokenizer.stop_ids |= _end_of_answer(tokenizer, template)
-    return LoadedText(tokenizer, template, template.report())
+    report = template.report()
+    if not report.stable:
+        _log.warning("the chat template rewrites earlier turns; they stay as first rendered: %s", report.rewrites[0])
+    return LoadedText(tokenizer, template, report)
 
 
 def _end_of_answer(tokenizer: BpeTokenizer, template: JinjaTemplate) -> frozenset[int]:

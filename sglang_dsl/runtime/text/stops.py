@@ -148,7 +148,7 @@ class RegexStops:
         for end in range(known + 1, len(self._text) + 1):
             found = [m for p in self._patterns if (m := self._search(p, endpos=end)) is not None]
             if found:
-                return min(StopMatch(self._byte(m.end()), self._byte(m.start()), m.group()) for m in found)
+                return min(StopMatch(self._byte(m.end()), self._byte(m.start()), _shown(m.group())) for m in found)
         self._advance(self._first_partial())
         return None
 
@@ -185,6 +185,11 @@ class RegexStops:
                 f"stop_regex {pattern.pattern!r} needed more than {REGEX_TIMEOUT_S} s on {len(self._text)} characters",
                 hint="use a pattern without nested repetition, or a stop string",
             ) from error
+
+
+def _shown(text: str) -> str:
+    """Without the surrogates that stand for bytes that are not UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 @lru_cache(maxsize=256)
