@@ -72,7 +72,7 @@ def mock(
     language_model: LanguageModel | None = None,
     template: ChatTemplate | None = None,
     context_tokens: int = 32_768,
-    num_pages: int = 1 << 20,
+    num_pages: int = 1 << 16,
     page_size: int = 1,
     cost: CostModel | None = None,
     config: EngineConfig | None = None,
@@ -88,7 +88,7 @@ def mock(
         at_end: after the last reply of a list: an "error", again from the first ("cycle"), or the "last" for ever.
         masked: a reply that breaks its call's constraint is cut there and completed by an allowed text, as a model's would
             be; else it fails with a ScriptError.
-        language_model: log-probability of a token after ids; scores the selects that are not scripted.
+        language_model: log-probability of a token's text after a text; scores the selects that are not scripted.
         template: of chat roles; ChatML by default.
         page_size, num_pages, context_tokens: of the pretended model.
         cost: virtual seconds of a step.

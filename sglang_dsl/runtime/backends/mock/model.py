@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from random import Random
 
 from ...constrain.compile import compile_constraint
@@ -11,7 +10,7 @@ from .log import Call
 from .reply import Reply
 
 INVENTED_CHARACTERS = 60  # about; more where the constraint needs more
-SCORED_CONTEXT = 8  # ids that the little language model looks back
+SCORED_CONTEXT = 40  # characters that the little language model looks back
 
 
 def echo(call: Call) -> Reply | None:
@@ -21,9 +20,10 @@ def echo(call: Call) -> Reply | None:
     """
     if call.sampling is None:
         return None
-    seed = _digest(call.request.prompt_ids, call.label.sample, call.label.attempt)
+    seed = _digest(call.prompt, str(call.label.sample), str(call.label.attempt))
     if call.constraint is not None:
-        return Reply(text=compile_constraint(call.constraint).sample_text(Random(seed), characters=INVENTED_CHARACTERS))
+        compiled = compile_constraint(call.constraint)
+        return Reply(text=compiled.sample_text(Random(seed), characters=INVENTED_CHARACTERS))
     return Reply(text=f"{call.name or 'text'} {seed % 0x10000:04x}")
 
 
@@ -32,11 +32,11 @@ def valid(call: Call) -> Reply | None:
     return echo(call) if call.constraint is not None else None
 
 
-def token_logprob(before: Sequence[int], token_id: int) -> float:
-    """Between -8 and 0, from a hash: a model without sense, but a function of the ids it is given."""
-    return -(_digest(before[-SCORED_CONTEXT:], token_id) % 8000) / 1000
+def token_logprob(before: str, token: str) -> float:
+    """Between -8 and 0, from a hash: a model without sense, but a function of the text it is given."""
+    return -(_digest(before[-SCORED_CONTEXT:], token) % 8000) / 1000
 
 
-def _digest(ids: Sequence[int], *more: int) -> int:
-    text = ",".join(map(str, (*ids, -1, *more)))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+def _digest(*texts: str) -> int:
+    parts = b"".join(f"{len(text)}:{text}".encode() for text in texts)
+    return int.from_bytes(hashlib.blake2b(parts, digest_size=8).digest())

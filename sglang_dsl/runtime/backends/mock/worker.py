@@ -20,7 +20,7 @@ from .playing import Playing
 from .reply import Piece, Reply
 from .text import MockTokenizer
 
-LanguageModel = Callable[[Sequence[int], int], float]  # (ids so far, next id) -> natural-log probability
+LanguageModel = Callable[[str, str], float]  # (text so far, text of the next token) -> natural-log probability
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +136,8 @@ class MockWorker:
 
     def _score(self, plan: StepPlan, point: ScorePoint) -> Scored:
         row = plan.rows[point.row]
-        before = self._pages.read(row, 0, row.start + point.offset + 1)
-        return Scored(point.key, tuple(self._language_model(before, token) for token in point.token_ids))
+        before = self._tokenizer.show(self._pages.read(row, 0, row.start + point.offset + 1))
+        return Scored(point.key, [self._language_model(before, self._tokenizer.show([t])) for t in point.token_ids])
 
 
 def _raw(piece: str | bytes) -> bytes:
