@@ -7,13 +7,14 @@ import logging
 import re
 
 import pytest
+from rich.console import Console
 
 from sglang_dsl.errors import SpecError
 from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.runtime.engine.config import EngineConfig
 from sglang_dsl.runtime.engine.metrics import SECONDS, Histogram
 from sglang_dsl.runtime.engine.prometheus import render
-from sglang_dsl.runtime.engine.top import table
+from sglang_dsl.runtime.engine.top import live, table
 
 GREEDY = SamplingSpec(temperature=0)
 
@@ -102,8 +103,6 @@ def test_metrics_logs_are_structured(lab, caplog):
 
 
 def test_metrics_table_shows_the_state(lab):
-    from rich.console import Console
-
     engine = lab.engine()
     engine.generate("p", GREEDY)
     console = Console(width=100, record=True, file=io.StringIO())
@@ -112,6 +111,16 @@ def test_metrics_table_shows_the_state(lab):
     assert "scripted" in shown
     assert "ok" in shown
     assert "generated" in shown
+
+
+def test_metrics_live_table_leaves_the_last_state(lab):
+    engine = lab.engine(stepped=False)
+    console = Console(width=100, record=True, file=io.StringIO())
+    with live(engine, console):
+        engine.generate("p", GREEDY)
+    shown = console.export_text()
+    assert "1 ended" in shown
+    assert "4 tokens" in shown
 
 
 @pytest.mark.parametrize("option", ["gather_s", "idle_check_after_s", "health_window_s", "close_timeout_s"])

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
+from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
 from .health import Health
@@ -17,6 +21,33 @@ _LATENCIES: dict[HistogramName, str] = {
     "request_s": "request",
 }
 _STEP_PARTS: dict[HistogramName, str] = {"schedule_s": "schedule", "worker_s": "model", "output_s": "output"}
+
+
+class Watched(Protocol):
+    """What can be shown: an Engine."""
+
+    def snapshot(self) -> EngineSnapshot:
+        """All counters."""
+
+    def health(self) -> Health:
+        """Its state."""
+
+
+@contextmanager
+def live(engine: Watched, console: Console | None = None, *, per_second: float = 2.0) -> Iterator[None]:
+    """Show the table while the block runs, and leave its last state on the screen.
+
+    Args:
+        console: stderr by default, so that what a program prints stays apart.
+    """
+    shown = [engine.snapshot()]
+
+    def render() -> Table:
+        shown.append(engine.snapshot())
+        return table(shown[-1], engine.health(), before=shown.pop(0))
+
+    with Live(console=console or Console(stderr=True), get_renderable=render, refresh_per_second=per_second):
+        yield
 
 
 def table(snapshot: EngineSnapshot, health: Health, *, before: EngineSnapshot | None = None) -> Table:
