@@ -12,6 +12,8 @@ from .json_schema import schema_grammar
 from .limits import check_size
 from .parse import parse_constraint
 
+_PASSES = 4  # over the rules, in both directions
+
 
 def audit(spec: ConstraintSpec, count_tokens: Callable[[str], int] | None = None) -> ConstraintReport:
     """Findings and forced tokens of a constraint (0 without `count_tokens`).
@@ -19,7 +21,7 @@ def audit(spec: ConstraintSpec, count_tokens: Callable[[str], int] | None = None
     Raises:
         ConstraintError: the constraint cannot be used at all.
     """
-    forced = mandatory_texts(parse_constraint(spec)) if count_tokens else []
+    forced = mandatory_texts(parse_constraint(spec)) if count_tokens else ()
     tokens = sum(map(count_tokens, forced)) if count_tokens else 0
     return ConstraintReport(forced_tokens=tokens, findings=tuple(map(str, findings(spec))))
 
@@ -37,24 +39,31 @@ def findings(spec: ConstraintSpec) -> tuple[Finding, ...]:
     return schema_grammar(spec.text, spec.max_whitespace, strict=False).findings
 
 
-def mandatory_texts(grammar: Grammar) -> list[str]:
-    """Texts that stand in every output, in order; where there are alternatives, those of the one with the fewest characters."""
-    return _mandatory(grammar.root, grammar.rules, frozenset())
+def mandatory_texts(grammar: Grammar) -> tuple[str, ...]:
+    """Texts that stand in every output, in order; where there are alternatives, those of the one with the fewest characters.
+
+    A lower bound: recursion is followed a few times only.
+    """
+    forced: dict[str, tuple[str, ...]] = dict.fromkeys(grammar.rules, ())
+    order = list(grammar.rules)
+    for _ in range(_PASSES):
+        for name in order:
+            forced[name] = _mandatory(grammar.rules[name], forced)
+        order.reverse()
+    return _mandatory(grammar.root, forced)
 
 
-def _mandatory(expr: Expr, rules: Mapping[str, Expr], inside: frozenset[str]) -> list[str]:
+def _mandatory(expr: Expr, rules: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     match expr:
         case Text(text):
-            return [text]
+            return (text,)
         case Seq(parts):
-            return [text for part in parts for text in _mandatory(part, rules, inside)]
+            return tuple(text for part in parts for text in _mandatory(part, rules))
         case Alt(options):
-            return min(
-                (_mandatory(option, rules, inside) for option in options), key=lambda texts: sum(map(len, texts))
-            )
+            return min((_mandatory(option, rules) for option in options), key=lambda texts: sum(map(len, texts)))
         case Repeat(item, low, _):
-            return _mandatory(item, rules, inside) * min(low, 1)
-        case Ref(name) if name not in inside:
-            return _mandatory(rules[name], rules, inside | {name})
+            return _mandatory(item, rules) if low else ()
+        case Ref(name):
+            return rules[name]
         case _:
-            return []
+            return ()

@@ -299,7 +299,9 @@ class _Compiler:
             tail = repeat(seq(comma, rest), max(low - count, 0), more)
             for i in range(count - 1, 0, -1):
                 tail = seq(comma, fixed[i], tail)
-                tail = optional(tail) if i >= low else tail
+                if i >= low:
+                    self._rules[name := self._fresh(path)] = optional(tail)
+                    tail = Ref(name)
             members = seq(fixed[0], tail)
         else:
             members = (
