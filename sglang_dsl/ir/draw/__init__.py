@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 from ...errors import SpecError
+from .drawing import Drawing, Format
 
 if TYPE_CHECKING:
     from ..execution import Meter, Outcome
     from ..graph import Graph
 
-Format = Literal["terminal", "mermaid", "dot", "svg", "html", "trace"]
 FOLD = 12  # a fork with more branches than this is drawn as its first ones and a count
 
 
@@ -27,8 +27,8 @@ def draw(
     meter: Meter | None = None,
     fold: int | None = FOLD,
     path: str | Path | None = None,
-) -> str:
-    """The picture as text; also written to `path` if one is given (UTF-8).
+) -> Drawing:
+    """The picture as text, shown as a picture in a notebook; also written to `path` if one is given (UTF-8).
 
     outcomes: what a run of this graph gave, by node id: ways taken are marked, token counts and values shown; the
     timeline needs it. meter: exact prompt text and token counts of a model, for the HTML page. fold: forks with more
@@ -38,7 +38,7 @@ def draw(
         SpecError: `format` is unknown, or `trace` was asked for without outcomes.
         OSError: `path` cannot be written.
     """
-    picture = _draw(graph, format, outcomes or {}, meter, fold)
+    picture = Drawing(_draw(graph, format, outcomes or {}, meter, fold), format)
     if path is not None:
         Path(path).write_text(picture, encoding="utf-8")
     return picture

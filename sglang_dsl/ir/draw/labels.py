@@ -44,9 +44,14 @@ def shorten(text: str, limit: int = LABEL_CHARACTERS) -> str:
     """`text` on one line; where it is longer than `limit` its middle is cut out (prompts often differ at the end)."""
     line = " ".join((text if len(text) < 20 * limit else f"{text[: 4 * limit]} {text[-4 * limit :]}").split())
     if len(line) <= limit:
-        return line
+        return printable(line)
     keep = limit * 2 // 3
-    return f"{line[:keep].rstrip()} … {line[keep + 3 - limit :].lstrip()}"
+    return printable(f"{line[:keep].rstrip()} … {line[keep + 3 - limit :].lstrip()}")
+
+
+def printable(text: str) -> str:
+    """`text` without what moves a cursor, rings a bell or turns the writing direction."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
 
 
 Names: TypeAlias = Mapping[str, str]  # node id -> what its value is called

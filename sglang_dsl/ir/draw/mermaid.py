@@ -24,7 +24,7 @@ SHAPES: Mapping[str, tuple[str, str]] = {
     "tool": ("[(", ")]"),
     "break": (">", "]"),
 }
-ARROWS: Mapping[str, str] = {"context": "-->", "data": "-.->", "control": "-.->", "way": "-.->"}
+ARROWS: Mapping[str, str] = {"context": "-->", "join": "-->", "data": "-.->", "control": "-.->", "way": "-.->"}
 STYLES: Mapping[str, str] = {
     "gen": "fill:#e6f4ea,stroke:#1a7f37,color:#0b3d1a",
     "select": "fill:#e6f4ea,stroke:#1a7f37,color:#0b3d1a",

@@ -12,11 +12,11 @@ from typing import Literal
 
 from ..execution import Outcome
 from ..graph import Graph
-from ..nodes import Break, Fork, Gen, Join, Map, Node, Select, Tool, data_of
+from ..nodes import Break, Fork, Gen, Join, Map, Node, RoleBegin, RoleEnd, Select, Text, Tool, data_of
 from .labels import Names, counts, names_of, notes, title
 from .ways import ways, ways_taken
 
-LinkKind = Literal["context", "data", "control", "way"]
+LinkKind = Literal["context", "join", "data", "control", "way"]
 SHOWN_BRANCHES = 2  # of a folded fork
 
 
@@ -77,18 +77,23 @@ class _Painter:
         self.fold = fold
         self.picture = Picture()
         self.keys: dict[str, str] = {}
+        self.ends: dict[str, list[str]] = {}  # of a node with sub-graphs: the last node on each way through them
         self.linked: set[tuple[str, str, str]] = set()
 
     def paint(self, graph: Graph, frame: str = "", taken: bool | None = None) -> Picture:
         """Add a graph. `taken`: whether a run came here."""
-        folded = _folded_branches(graph, self.fold)
+        folded = folded_branches(graph, self.fold)
+        openings = _merged_openings(graph)
+        merged = set(openings.values())
         for node in graph:
             if node.id in folded:
                 self._fold(node, folded[node.id], frame)
-                continue
-            self._box(node, frame, taken)
-            self._links(node, graph)
-            self._paint_inside(node, frame, taken)
+            elif isinstance(node, RoleEnd) and node.context in self.keys and node.branch is None:
+                self.keys[node.id] = self.keys[node.context]
+            elif node.id not in merged:
+                self._box(node, frame, taken, openings.get(node.id), graph)
+                self._links(node, graph, frame)
+                self._paint_inside(node, frame, taken)
         return self.picture
 
     def _paint_inside(self, node: Node, frame: str, taken: bool | None) -> None:
@@ -98,21 +103,29 @@ class _Painter:
             self.picture.frames.append(Frame(key, label, frame))
             inside = bool(taken and came_by[number]) if taken is not None else None
             first = f"n{len(self.picture.boxes)}"
-            if not len(inner):
-                self._new_box("empty", "nothing", key, inside)
             self.paint(inner, key, inside)
+            tip = main_tip(inner)
+            if tip is None:
+                tip = f"{node.id}\0nothing {number}"
+                self.keys[tip] = self._new_box("empty", "nothing", key, inside)
             self.picture.links.append(Link(self.keys[node.id], first, "way", label, isinstance(node, Map), inside))
+            self.ends.setdefault(node.id, []).extend(self.ends.get(tip, [tip]))
         if isinstance(node, Break):
             key = self._new_box("any", "any", frame, taken=None)
             self.picture.links.append(Link(self.keys[node.id], key, "way", "any", certain=False))
 
-    def _box(self, node: Node, frame: str, taken: bool | None) -> None:
+    def _box(self, node: Node, frame: str, taken: bool | None, opening: str | None, graph: Graph) -> None:
+        """Draw a node, together with the RoleBegin `opening` that stands right before it."""
         outcome = self.outcomes.get(node.id)
         if taken and isinstance(node, Gen | Select | Tool):
             taken = outcome is not None
-        self.keys[node.id] = self._new_box(
-            node.kind, title(node, self.names), frame, taken, tuple(notes(node)), counts(outcome)
-        )
+        turn = graph[opening] if opening is not None else None
+        name = f"{turn.role}: {title(node, self.names)}" if isinstance(turn, RoleBegin) else title(node, self.names)
+        key = self._new_box(node.kind, name, frame, taken, tuple(notes(node)), counts(outcome))
+        self.keys[node.id] = key
+        if turn is not None:
+            self.keys[turn.id] = key
+            self._links(turn, graph, frame)
 
     def _new_box(
         self, kind: str, text: str, frame: str, taken: bool | None, facts: tuple[str, ...] = (), tokens: str = ""
@@ -125,16 +138,24 @@ class _Painter:
         """Draw a node of a folded branch as part of its fork's summary box."""
         summary = f"{fork.id}\0folded"
         if summary not in self.keys:
-            text = f"… {fork.size - SHOWN_BRANCHES} more branches"
-            self.keys[summary] = self._new_box("folded", text, frame, taken=None)
+            self.keys[summary] = self._new_box("folded", summary_of(fork), frame, taken=None)
             self._link(fork.id, summary, "context")
         self.keys[node.id] = self.keys[summary]
 
-    def _links(self, node: Node, graph: Graph) -> None:
+    def _links(self, node: Node, graph: Graph, frame: str) -> None:
+        if isinstance(node, Join):  # drawn below the branches it gathers, not beside their fork
+            for tip in node.tips:
+                for source in self.ends.get(tip, (tip,)):
+                    self._link(source, node.id, "join")
+            return
         if node.context is not None:
-            self._link(node.context, node.id, "context", "" if node.branch is None else str(node.branch))
-        for source in (*data_of(node), *(node.tips if isinstance(node, Join) else ())):
+            label = "" if node.branch is None else str(node.branch)
+            for source in self.ends.get(node.context, (node.context,)):
+                self._link(source, node.id, "context", label)
+        for source in data_of(node):
             self._link(source, node.id, "data")
+        if frame:
+            return  # the way into the frame says what decided
         before = graph[node.context].control if node.context in graph and node.context is not None else ()
         for source in node.control:
             if source not in before:
@@ -150,7 +171,39 @@ class _Painter:
         self.picture.links.append(Link(ends[0], ends[1], kind, label))
 
 
-def _folded_branches(graph: Graph, fold: int | None) -> dict[str, Fork]:
+def _merged_openings(graph: Graph) -> dict[str, str]:
+    """Nodes drawn in one box with the RoleBegin before them: those that alone follow it."""
+    followers: dict[str, list[Node]] = {}
+    for node in graph:
+        if node.context is not None:
+            followers.setdefault(node.context, []).append(node)
+    return {
+        after[0].id: node.id
+        for node in graph
+        if isinstance(node, RoleBegin)
+        and len(after := followers.get(node.id, [])) == 1
+        and isinstance(after[0], Text | Gen | Select)
+    }
+
+
+def main_tip(graph: Graph) -> str | None:
+    """The last node of a graph's main line (branches are not on it); None for an empty graph."""
+    tip = None
+    branched: set[str] = set()
+    for node in graph:
+        if node.branch is not None or node.context in branched:
+            branched.add(node.id)
+        else:
+            tip = node.id
+    return tip
+
+
+def summary_of(fork: Fork) -> str:
+    """What stands for the branches a folded fork does not show."""
+    return f"… {fork.size - SHOWN_BRANCHES} more branches"
+
+
+def folded_branches(graph: Graph, fold: int | None) -> dict[str, Fork]:
     """Nodes that a folded fork hides, with that fork (the outermost one)."""
     hidden: dict[str, Fork] = {}
     if fold is None:

@@ -1,0 +1,92 @@
+"""Graphviz text. Identifiers are generated, all text stands in quoted strings.
+
+Source: graphviz.org, "DOT Language" (quoted strings, clusters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from ..execution import Outcome
+from ..graph import Graph
+from .labels import printable
+from .picture import Box, Frame, Link, Picture, picture_of
+
+COLORS: Mapping[str, tuple[str, str]] = {  # fill, line
+    "gen": ("#e4f5ea", "#12813f"),
+    "select": ("#e0f5f8", "#0b7285"),
+    "fork": ("#e9ebfb", "#4353c9"),
+    "join": ("#e9ebfb", "#4353c9"),
+    "switch": ("#fdf0d9", "#b26a00"),
+    "loop": ("#fdf0d9", "#b26a00"),
+    "map": ("#fdf0d9", "#b26a00"),
+    "tool": ("#f4e8fb", "#8431b8"),
+    "break": ("#fdeae8", "#c4271b"),
+    "input": ("#e3eefc", "#1b62c4"),
+    "return": ("#e3eefc", "#1b62c4"),
+}
+PLAIN_COLORS = ("#ffffff", "#a9b1bf")
+
+
+def draw_dot(graph: Graph, outcomes: Mapping[str, Outcome], fold: int | None) -> str:
+    """The graph in DOT. Possible ways are dashed, taken ones bold, data edges dotted."""
+    return "\n".join(_lines(picture_of(graph, outcomes, fold), graph.name)) + "\n"
+
+
+def quote(text: str) -> str:
+    """Text as a DOT string: nothing in it can end the string or be read as an escape."""
+    escaped = printable(text).replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _lines(picture: Picture, name: str) -> Iterator[str]:
+    yield f"digraph {quote(name)} {{"
+    yield '  graph [rankdir=TB, fontname="Helvetica", compound=true];'
+    yield '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=11];'
+    yield '  edge [color="#8a93a3", fontname="Helvetica", fontsize=10];'
+    yield from _frame_lines(picture, "", "  ")
+    yield from (f"  {_link_line(link)}" for link in picture.links)
+    yield "}"
+
+
+def _frame_lines(picture: Picture, parent: str, indent: str) -> Iterator[str]:
+    boxes: dict[str, list[Box]] = {}
+    frames: dict[str, list[Frame]] = {}
+    for box in picture.boxes:
+        boxes.setdefault(box.frame, []).append(box)
+    for frame in picture.frames:
+        frames.setdefault(frame.parent, []).append(frame)
+    yield from _nested(boxes, frames, parent, indent)
+
+
+def _nested(boxes: dict[str, list[Box]], frames: dict[str, list[Frame]], key: str, indent: str) -> Iterator[str]:
+    for box in boxes.get(key, ()):
+        yield indent + _box_line(box)
+    for frame in frames.get(key, ()):
+        yield f'{indent}subgraph cluster_{frame.key} {{ label={quote(frame.label)}; style=dashed; color="#a9b1bf";'
+        yield from _nested(boxes, frames, frame.key, indent + "  ")
+        yield f"{indent}}}"
+
+
+def _box_line(box: Box) -> str:
+    rows = [box.title, " · ".join(box.notes), box.counts]
+    label = "\\n".join(quote(row)[1:-1] for row in rows if row)
+    fill, line = COLORS.get(box.kind, PLAIN_COLORS)
+    faded = ', style="rounded,filled,dashed", fontcolor="#8a93a3"' if box.taken is False else ""
+    return f'{box.key} [label="{label}", fillcolor="{fill}", color="{line}"{faded}];'
+
+
+def _link_line(link: Link) -> str:
+    style = {
+        "context": "solid",
+        "join": "solid",
+        "way": "solid" if link.certain else "dashed",
+        "data": "dotted",
+        "control": "dotted",
+    }
+    attributes = [f"style={'bold' if link.taken else style[link.kind]}"]
+    if link.label:
+        attributes.append(f"label={quote(link.label)}")
+    if link.kind in ("data", "control"):
+        attributes.append("constraint=false, arrowhead=open")
+    return f"{link.source} -> {link.target} [{', '.join(attributes)}];"

@@ -1,0 +1,97 @@
+"""What happened when: trace-event JSON, for chrome://tracing, Perfetto and Speedscope.
+
+Source: "Trace Event Format" of the Catapult project (complete events "X", counters "C", metadata "M"; microseconds).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ...errors import SpecError
+from ..execution import Meta, Outcome
+from ..graph import Graph
+from ..nodes import Node
+from ..verify import subgraphs
+from .labels import names_of, title
+
+
+class Call(NamedTuple):
+    """A finished model call: its node, what it is called, and what is known about it."""
+
+    node: Node
+    name: str
+    meta: Meta
+
+
+def draw_timeline(graph: Graph, outcomes: Mapping[str, Outcome]) -> str:
+    """The calls of a run as trace events: one bar per call, in as few lanes as its overlaps need.
+
+    Raises:
+        SpecError: there are no outcomes with times.
+    """
+    names = names_of(graph)
+    calls = [
+        Call(node, title(node, names), outcome.meta)
+        for node in _all_nodes(graph)
+        if (outcome := outcomes.get(node.id)) is not None and outcome.meta is not None
+    ]
+    if not calls:
+        raise SpecError(
+            "a timeline needs the outcomes of a run", hint="draw(result.graph, 'trace', outcomes=result.outcomes)"
+        )
+    events = [_metadata(graph.name), *_call_events(calls), *_load_events(calls)]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False) + "\n"
+
+
+def _all_nodes(graph: Graph) -> Iterator[Node]:
+    for node in graph:
+        yield node
+        for inner in subgraphs(node):
+            yield from _all_nodes(inner)
+
+
+def _metadata(name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": name or "program"}}
+
+
+def _call_events(calls: list[Call]) -> Iterator[dict[str, Any]]:
+    free_at: list[float] = []  # when each lane is free again
+    for call in sorted(calls, key=lambda c: (c.meta.started_s, c.meta.finished_s)):
+        lane = next((i for i, at in enumerate(free_at) if at <= call.meta.started_s), len(free_at))
+        free_at[lane : lane + 1] = [call.meta.finished_s]
+        yield _event(call, lane, call.name, call.meta.started_s, call.meta.finished_s)
+        if call.meta.started_s < call.meta.first_token_s <= call.meta.finished_s:
+            yield _event(call, lane, "prefill", call.meta.started_s, call.meta.first_token_s)
+
+
+def _event(call: Call, lane: int, name: str, start_s: float, end_s: float) -> dict[str, Any]:
+    meta = call.meta
+    return {
+        "ph": "X",
+        "pid": 1,
+        "tid": lane + 1,
+        "cat": call.node.kind,
+        "name": name,
+        "ts": round(start_s * 1e6, 1),
+        "dur": round(max(end_s - start_s, 0) * 1e6, 1),
+        "args": {
+            "node": call.node.id,
+            "prompt_tokens": meta.prompt_tokens,
+            "cached_tokens": meta.cached_tokens,
+            "computed_tokens": meta.computed_tokens,
+            "generated_tokens": meta.generated_tokens,
+            "finish": meta.finish_reason,
+            "model": meta.model,
+        },
+    }
+
+
+def _load_events(calls: list[Call]) -> Iterator[dict[str, Any]]:
+    """How many calls run at each moment."""
+    changes = sorted([(c.meta.started_s, 1) for c in calls] + [(c.meta.finished_s, -1) for c in calls])
+    running = 0
+    for at_s, change in changes:
+        running += change
+        yield {"ph": "C", "pid": 1, "tid": 0, "name": "calls", "ts": round(at_s * 1e6, 1), "args": {"running": running}}
