@@ -220,9 +220,9 @@ def test_mock_error_of_the_test_is_not_hidden_by_left_overs() -> None:
         raise KeyError("the test's own")
 
 
-@pytest.mark.parametrize(("at_end", "third"), [("cycle", "one"), ("last", "two")])
-def test_mock_policies_at_the_end_of_the_script(at_end: Any, third: str) -> None:
-    with mock(["one", "two"], at_end=at_end) as backend:
+@pytest.mark.parametrize(("policy", "third"), [("cycle", "one"), ("last", "two"), ("echo", "g2 e98d")])
+def test_mock_policies_at_the_end_of_the_script(policy: Any, third: str) -> None:
+    with mock(["one", "two"], policy=policy) as backend:
         assert execute(backend, chain(3)).value("g2").result(TIMEOUT_S).value == third
 
 

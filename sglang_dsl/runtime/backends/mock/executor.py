@@ -15,7 +15,7 @@ from ..interpreted import InterpretedExecutor
 from .log import Call, CallLog, Calls
 from .model import echo, token_logprob, valid
 from .reply import Piece, Reply, pieces
-from .script import AtEnd, Failing, Function, Locked, ScriptLike, left_over, script_of
+from .script import Failing, Function, Locked, Policy, Scored, Scores, ScriptLike, left_over, script_of
 from .target import MockTarget
 from .text import MockText, MockTokenizer
 from .worker import CostModel, LanguageModel, MockWorker
@@ -67,7 +67,8 @@ def mock(
     emits: Sequence[str | bytes | Piece] | None = None,
     fail_if: str | None = None,
     unscripted: Unscripted | None = None,
-    at_end: AtEnd = "error",
+    policy: Policy = "strict",
+    scores: Scores | None = None,
     masked: bool = False,
     language_model: LanguageModel | None = None,
     template: ChatTemplate | None = None,
@@ -85,7 +86,10 @@ def mock(
         fail_if: calls whose prompt contains this text fail; without a script, all others echo.
         unscripted: what a call without a reply gets: an "error" with its prompt and node (the default); "schema": a valid
             value where it has a constraint; "echo": its name and a code of its prompt, too. Deterministic.
-        at_end: after the last reply of a list: an "error", again from the first ("cycle"), or the "last" for ever.
+        policy: after the last reply of a list: an error ("strict"), again from the first ("cycle"), the "last" for ever, or
+            an "echo".
+        scores: log-probabilities of a select's choices that are not scripted: a function of call and choice, or a dict of
+            dicts (by select and choice). One number stands for each of the choice's tokens.
         masked: a reply that breaks its call's constraint is cut there and completed by an allowed text, as a model's would
             be; else it fails with a ScriptError.
         language_model: log-probability of a token's text after a text; scores the selects that are not scripted.
@@ -100,8 +104,11 @@ def mock(
     if script is not None and emits is not None:
         raise SpecError("mock() was given both a script and emits", hint="give one of them")
     if unscripted is None:
-        unscripted = "echo" if fail_if is not None and script is None and emits is None else "error"
-    found = Function(_emitting(emits)) if emits is not None else script_of(script, at_end)
+        alone = fail_if is not None and script is None and emits is None
+        unscripted = "echo" if alone or policy == "echo" else "error"
+    found = Function(_emitting(emits)) if emits is not None else script_of(script, policy)
+    if scores is not None:
+        found = Scored(scores, found)
     locked = Locked(found if fail_if is None else Failing(fail_if, found))
     tokenizer = MockTokenizer()
     info = WorkerInfo(

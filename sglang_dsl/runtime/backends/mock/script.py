@@ -20,7 +20,9 @@ from ....errors import ScriptError
 from .log import Call
 from .reply import Answerer, Reply, ReplyLike, fails, reply_of
 
-AtEnd: TypeAlias = Literal["error", "cycle", "last"]
+Policy: TypeAlias = Literal["strict", "cycle", "last", "echo"]
+Score: TypeAlias = float | Sequence[float]
+Scores: TypeAlias = Callable[[Call, str], Score] | Mapping[str, Mapping[str, Score]]
 ScriptLike: TypeAlias = "Script | Answerer | Mapping[str, Any] | Sequence[Any] | None"
 
 PROMPT_SHOWN = 240  # characters of a prompt's end, in an error
@@ -45,11 +47,11 @@ class Script(Protocol):
 class Queue:
     """Replies in order; then an error, the whole list again, or the last one for ever."""
 
-    def __init__(self, replies: Sequence[ReplyLike | Answerer], at_end: AtEnd = "error") -> None:
+    def __init__(self, replies: Sequence[ReplyLike | Answerer], policy: Policy = "strict") -> None:
         if not replies:
             raise ScriptError("a script without replies", hint="give at least one reply, or no script at all")
         self._replies = list(replies)
-        self._at_end = at_end
+        self._policy = policy
         self._next = 0
 
     def answer(self, call: Call) -> Reply | None:
@@ -57,9 +59,9 @@ class Queue:
         index = self._next
         self._next += 1
         if index >= len(self._replies):
-            if self._at_end == "error":
+            if self._policy in ("strict", "echo"):
                 return None
-            index = index % len(self._replies) if self._at_end == "cycle" else -1
+            index = index % len(self._replies) if self._policy == "cycle" else -1
         return _answered(self._replies[index], call)
 
     def describe(self) -> str:
@@ -78,9 +80,9 @@ class Queue:
 class ByName:
     """A reply, or a queue of them, per name or node id."""
 
-    def __init__(self, replies: Mapping[str, Any], at_end: AtEnd = "error") -> None:
+    def __init__(self, replies: Mapping[str, Any], policy: Policy = "strict") -> None:
         self._queues = {
-            name: Queue(reply, at_end) if isinstance(reply, list) else Queue([reply], "last")
+            name: Queue(reply, policy) if isinstance(reply, list) else Queue([reply], "last")
             for name, reply in replies.items()
         }
 
@@ -170,17 +172,14 @@ class Function:
         return ()
 
 
-class Failing:
-    """Another script, but calls whose prompt contains a text fail."""
+class _Around:
+    """Another script, with something added."""
 
-    def __init__(self, text: str, script: Script) -> None:
-        self._text = text
+    def __init__(self, script: Script) -> None:
         self._script = script
 
     def answer(self, call: Call) -> Reply | None:
         """See `Script`."""
-        if self._text in call.prompt:
-            return fails(f"the prompt contains {self._text!r}")
         return self._script.answer(call)
 
     def describe(self) -> str:
@@ -194,6 +193,37 @@ class Failing:
     def names(self) -> Iterable[str]:
         """See `Script`."""
         return self._script.names()
+
+
+class Failing(_Around):
+    """Calls whose prompt contains a text fail."""
+
+    def __init__(self, text: str, script: Script) -> None:
+        super().__init__(script)
+        self._text = text
+
+    def answer(self, call: Call) -> Reply | None:
+        """See `Script`."""
+        return fails(f"the prompt contains {self._text!r}") if self._text in call.prompt else super().answer(call)
+
+
+class Scored(_Around):
+    """Selects the script does not answer are scored by a table or a function."""
+
+    def __init__(self, scores: Scores, script: Script) -> None:
+        super().__init__(script)
+        self._scores = scores
+
+    def answer(self, call: Call) -> Reply | None:
+        """See `Script`."""
+        reply = super().answer(call)
+        if reply is not None or not call.choices:
+            return reply
+        if callable(self._scores):
+            score = self._scores
+            return reply_of({choice: score(call, choice) for choice in call.choices}, call)
+        table = self._scores.get(call.name) or self._scores.get(call.node_id)
+        return None if table is None else reply_of(table, call)
 
 
 class Nothing:
@@ -216,13 +246,13 @@ class Nothing:
         return ()
 
 
-def script_of(script: ScriptLike, at_end: AtEnd = "error") -> Script:
+def script_of(script: ScriptLike, policy: Policy = "strict") -> Script:
     """What a user passes, as a Script. Raises ScriptError for what is none."""
     match script:
         case None:
             return Nothing()
         case Mapping():
-            return ByName(script, at_end)
+            return ByName(script, policy)
         case str() | bytes():
             raise ScriptError(
                 "a script is not a single text", hint="pass a list of replies, a dict by name, or a function"
@@ -230,7 +260,7 @@ def script_of(script: ScriptLike, at_end: AtEnd = "error") -> Script:
         case [Rule(), *_]:
             return Rules(script)
         case Sequence():
-            return Queue(script, at_end)
+            return Queue(script, policy)
     if callable(script):
         return Function(script)
     return script
