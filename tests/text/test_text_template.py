@@ -56,6 +56,13 @@ THINKING = """{%- for m in messages -%}
 LAST_ONLY = """{%- for m in messages -%}{{ '[' + m.role + ']' + m.content }}
 {%- if loop.last -%}{{ '<end>' }}{%- else -%}{{ '|' }}{%- endif -%}{%- endfor -%}"""
 
+TOOLS = """{%- for m in messages -%}
+{%- if m.role == 'tool' -%}
+{{ '<results>' if loop.first or loop.previtem.role != 'tool' else ', ' }}{{ m.content }}
+{%- if loop.last or loop.nextitem.role != 'tool' -%}{{ '</results>' }}{%- endif -%}
+{%- else -%}{{ '[' + m.role + ']' + m.content + ';' }}{%- endif -%}
+{%- endfor -%}"""
+
 USER_ONLY = "{% for m in messages %}{% if m.role == 'user' %}U:{{ m.content }}\n{% endif %}{% endfor %}"
 VARIABLES = {"bos_token": "<bos>", "eos_token": "</s>"}
 
@@ -81,12 +88,12 @@ def rendered(source: str, *messages: tuple[str, str]) -> str:
     return text[: text.rindex(messages[-1][1]) + len(messages[-1][1])]
 
 
-@pytest.mark.parametrize("source", [CHATML, GEMMA, LAST_ONLY], ids=["chatml", "gemma", "last_only"])
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("source", [CHATML, GEMMA, LAST_ONLY, TOOLS], ids=["chatml", "gemma", "last_only", "tools"])
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_template_prompt_equals_the_templates_own_rendering(source, length):
     template = JinjaTemplate(source, VARIABLES)
     tried = 0
-    for roles in product(("system", "user", "assistant"), repeat=length):
+    for roles in product(("system", "user", "assistant", "tool"), repeat=length):
         messages = [(role, f"«{i}»") for i, role in enumerate(roles)]
         try:
             ours = prompt(template, *messages)
@@ -123,6 +130,14 @@ def test_template_that_writes_no_generation_prompt_opens_the_answer_as_in_histor
 def test_template_that_folds_system_text_into_the_user_turn_is_followed():
     template = JinjaTemplate(GEMMA, VARIABLES)
     assert prompt(template, ("system", "Be kind."), ("user", "Hi")) == ("<bos><start_of_turn>user\nBe kind.\n\nHi")
+
+
+def test_template_that_joins_neighbouring_turns_closes_them_when_another_role_follows():
+    template = JinjaTemplate(TOOLS)
+    talk = [("user", "u"), ("tool", "1"), ("tool", "2"), ("assistant", "a")]
+    assert prompt(template, *talk) == "[user]u;<results>1, 2</results>[assistant]a"
+    assert template.close_turn(turns("user", "tool")) == ""
+    assert template.open_turn(turns("user", "tool"), "user") == "</results>[user]"
 
 
 def test_template_that_moves_the_system_text_keeps_it_where_it_was_first():
@@ -195,6 +210,15 @@ def test_template_that_fails_on_a_message_is_an_error_with_its_words():
     template = JinjaTemplate("{% for m in messages %}{{ m.content + m.parts }}{% endfor %}")
     with pytest.raises(RoleError, match="has no attribute 'parts'"):
         template.open_turn([], "user")
+
+
+def test_template_refusal_after_many_turns_names_the_last_of_them():
+    template = JinjaTemplate(ALTERNATING)
+    many = turns(*["user", "assistant"] * 10)
+    with pytest.raises(
+        RoleError, match=r"message 20 after \[\.\.\., user, assistant, user, assistant, user, assistant\]"
+    ):
+        template.open_turn(many, "tool")
 
 
 def test_template_with_a_syntax_error_is_refused_with_the_line():

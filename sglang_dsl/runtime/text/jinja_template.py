@@ -27,6 +27,7 @@ from .protocol import Turn
 
 _PROBES = (("user", "assistant", "user"), ("system", "user", "assistant", "user", "assistant", "user"))
 _ROLES = ("user", "assistant", "system", "tool")
+_SHOWN_ROLES = 6
 _SENTINEL = re.compile("\ufdd8([0-9]+)\ufdd9")  # noncharacters: no template writes or treats them
 
 Roles: TypeAlias = tuple[str, ...]
@@ -167,7 +168,7 @@ class _Gaps:
                 refusals.append(refusal)
         raise RoleError(
             f"the model's chat template refuses role {role!r} as message {len(before)}"
-            f" after [{', '.join(before)}]: {refusals[0]}",
+            f" after [{_last(before)}]: {refusals[0]}",
             hint=_hint(role),
         ) from refusals[0]
 
@@ -198,6 +199,11 @@ def _common_prefix(texts: Sequence[str]) -> str:
         return ""
     low, high = min(texts), max(texts)
     return low[: next((i for i, char in enumerate(low) if char != high[i]), len(low))]
+
+
+def _last(roles: Roles) -> str:
+    shown = roles[-_SHOWN_ROLES:]
+    return ", ".join(shown if len(shown) == len(roles) else ("...", *shown))
 
 
 def _hint(role: str) -> str:
