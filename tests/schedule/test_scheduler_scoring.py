@@ -145,3 +145,18 @@ def test_prompt_logprobs_are_the_same_with_and_without_a_hit(lab, order, page_si
         assert all(len(s.top) == 2 for s in scores[1:])
     it.expect_cold_outputs()
     it.expect_all_released()
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_score_over_several_steps_follows_its_prompt_to_the_trees_pages(lab, page_size):
+    """Survey 1, for the pages an edge took over from its prompt: the duplicate of a cached page is freed and reused."""
+    it = lab(num_pages=200, page_size=page_size, max_batch_tokens=8, max_running=4)
+    prompt = PROMPT[:20]
+    it.generate("cache", prompt, 2)
+    it.run()
+    it.score("s", prompt, [(i % 3, i % 5, i % 7, 1) for i in range(60)], unconditional=True)
+    it.turn()
+    it.generate("reuser", tuple(range(49, 30, -1)), 12)
+    it.run()
+    it.expect_cold_outputs()
+    it.expect_all_released()

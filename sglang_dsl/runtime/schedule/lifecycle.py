@@ -46,7 +46,7 @@ class Lifecycle:
         self.by_request: dict[str, Sequence] = {}
         self.by_id: dict[int, Sequence] = {}
         self.counters = Counters()
-        self.releases = 0  # grows whenever memory may have become free
+        self.changes = 0  # grows whenever admission may go differently than before
         self.arrangement: Arrangement | None = None
         self._cache = cache
         self._ownership = ownership
@@ -63,12 +63,14 @@ class Lifecycle:
         self.by_request[seq.request_id] = self.by_id[seq.seq_id] = seq
         seq.phase = "compiling" if compiling else "waiting"
         (self.compiling if compiling else self.waiting)[seq.seq_id] = seq
+        self.changes += 1
 
     def compiled(self, seq: Sequence) -> None:
         """Its constraint is ready."""
         if self.compiling.pop(seq.seq_id, None) is not None:
             seq.phase = "waiting"
             self.waiting[seq.seq_id] = seq
+            self.changes += 1
 
     def admit(self, seq: Sequence, now: float) -> None:
         """It holds its prefix and its first pages."""
@@ -137,4 +139,4 @@ class Lifecycle:
         if seq.seq_id in self._opened:
             self._opened.remove(seq.seq_id)
             self._closes.append(seq.seq_id)
-        self.releases += 1
+        self.changes += 1

@@ -53,7 +53,7 @@ class Ownership:
 
     def grow_edge(self, seq: Sequence, edge: Edge) -> bool:
         """Give a trie edge its pages, behind those of what it continues. False if they are not to be had."""
-        above = edge.parent.table if edge.parent else seq.pages if edge.start else []
+        above = edge.parent.table if edge.parent else seq.pages if edge.after_prompt else []
         first = edge.start // self._page
         pages = self.cache.allocate(self.cache.pages_for(edge.end) - first, seq.seq_id)
         if pages is None:
@@ -88,6 +88,9 @@ class Ownership:
         own = seq.pages[seq.tree_pages : whole]
         taken = self.cache.adopt(seq.receipt, key, own, priority=seq.request.priority)
         seq.pages[seq.tree_pages : whole] = own
+        for edge in seq.task.live_edges() if seq.task else ():
+            if edge.after_prompt:
+                edge.table[seq.tree_pages : whole] = own
         seq.tree_pages += taken
 
     def release(self, seq: Sequence, keep_tokens: int) -> None:
@@ -100,6 +103,11 @@ class Ownership:
         if seq.receipt is not None:
             self.cache.tree.release(seq.receipt)
         seq.reset()
+
+    def sole_pages(self, seq: Sequence) -> int:
+        """Pages that would be free or evictable without `seq`: its own, and the tree's that nobody else holds."""
+        path = seq.receipt.node.path() if seq.receipt else []
+        return len(seq.pages) - seq.tree_pages + sum(len(node.pages) for node in path if node.lock == 1)
 
     def free_edge(self, edge: Edge) -> None:
         """An edge's own pages go."""

@@ -18,9 +18,7 @@ from .sequence import Piece, Sequence
 from .step_builder import Flight, StepBuilder, arrange, steady
 
 WORTH_WAITING_TOKENS = 32  # a sibling's unfinished prefix is waited for if it saves at least so many
-STALLED_STEPS = (
-    8  # after a refusal for memory, admission is tried again so many steps later, or when memory is released
-)
+STALLED_STEPS = 8  # after a refusal for memory, admission is tried again so many steps later, or when something changes
 
 
 class Planner:
@@ -35,7 +33,7 @@ class Planner:
         self._ownership = ownership
         self._life = lifecycle
         self._policy = POLICIES[config.policy]
-        self._stalled: tuple[int, int] = (-STALLED_STEPS, -1)  # step and release count of the last refusal
+        self._stalled: tuple[int, int] = (-STALLED_STEPS, -1)  # step and changes of the last refusal
 
     def plan(self, now: float) -> Flight | None:
         """The next step; None if nothing can run now."""
@@ -166,7 +164,7 @@ class Planner:
             if self._waits_for_sibling(seq, builder):
                 continue
             if not (self._try(seq, builder, now) or (self._preempt_for(seq) and self._try(seq, builder, now))):
-                self._stalled = (self.steps, self._life.releases)
+                self._stalled = (self.steps, self._life.changes)
                 return
 
     def _is_full(self, builder: StepBuilder) -> bool:
@@ -175,8 +173,8 @@ class Planner:
         return crowded or self._budget(builder) < self._cache.page_size
 
     def _is_stalled(self) -> bool:
-        step, releases = self._stalled
-        return bool(self._life.running) and self.steps - step < STALLED_STEPS and releases == self._life.releases
+        step, changes = self._stalled
+        return bool(self._life.running) and self.steps - step < STALLED_STEPS and changes == self._life.changes
 
     def _waits_for_sibling(self, seq: Sequence, builder: StepBuilder) -> bool:
         """Whether somebody is still computing a prefix that `seq` could share by waiting."""
@@ -202,17 +200,14 @@ class Planner:
         if above is not None and self._join(seq, above, builder, now):
             return True
         self._ownership.take_prefix(seq, seq.match_limit)
-        if self._fits(seq, builder) and self._start(seq, builder, now):
+        if self._fits(seq) and self._start(seq, builder, now):
             return True
         self._ownership.release(seq, 0)
         return False
 
-    def _fits(self, seq: Sequence, builder: StepBuilder) -> bool:
-        size, ratio = self._cache.page_size, self.ratio.value
-        running = [*self._life.prefilling.values(), *self._life.decoding.values()]
-        if running:
-            reserved = sum(reserved_pages(other, ratio, size) for other in running)
-            return reserved_pages(seq, ratio, size) <= self._cache.available_pages - reserved
+    def _fits(self, seq: Sequence) -> bool:
+        if self._life.running:
+            return self._reserve(seq) + self._reserved_by_running() <= self._cache.available_pages
         need = self._cache.pages_for(len(seq.tokens)) - len(seq.pages)
         while need > self._cache.available_pages and self._cache.leases.demote():
             pass
@@ -252,7 +247,7 @@ class Planner:
         size, tokens = self._cache.page_size, len(seq.tokens)
         self._ownership.take_prefix(seq, tokens)
         seq.tail = None
-        if seq.computed == tokens - tokens % size and self._fits(seq, builder) and self._ownership.grow(seq, tokens):
+        if seq.computed == tokens - tokens % size and self._fits(seq) and self._ownership.grow(seq, tokens):
             if tokens % size:
                 builder.share_page(above, seq.pages[-1], tokens)
             above.takers.append(seq)
@@ -275,15 +270,29 @@ class Planner:
             return False
         lower = [s for s in self._life.decoding.values() if s.request.priority < seq.request.priority]
         lower.sort(key=lambda s: (s.request.priority, s.generated, -s.arrival))
-        freed, need = self._cache.available_pages, self._cache.pages_for(len(seq.tokens)) + 1
+        need = self._missing_pages(seq)
         for count, victim in enumerate(lower, 1):
-            freed += len(victim.pages) - victim.tree_pages
-            if freed >= need:
+            need -= self._ownership.sole_pages(victim) + self._reserve(victim)
+            if need <= 0:
                 for chosen in lower[:count]:
                     self._life.retract(chosen)
                     self._life.counters.preempted += 1
                 return True
         return False
+
+    def _missing_pages(self, seq: Sequence) -> int:
+        """Pages by which `seq` does not fit beside all that run."""
+        node, tokens = self._cache.tree.peek(seq.request.namespace, seq.key, seq.match_limit)
+        locked = (
+            tokens // self._cache.page_size if node is not None and node.lock and self._ownership.shares(seq) else 0
+        )
+        return self._reserve(seq) - locked - self._cache.available_pages + self._reserved_by_running()
+
+    def _reserve(self, seq: Sequence) -> int:
+        return reserved_pages(seq, self.ratio.value, self._cache.page_size)
+
+    def _reserved_by_running(self) -> int:
+        return sum(map(self._reserve, (*self._life.prefilling.values(), *self._life.decoding.values())))
 
     def _write(self, builder: StepBuilder) -> Flight:
         life, least = self._life, self._config.cascade_min_tokens

@@ -111,7 +111,7 @@ class Scheduler:
     def release(self, lease: LeaseId, children: int | None = None) -> None:
         """So many children of a lease will not come (None: end it). Unknown and ended leases are ignored."""
         self.cache.leases.count_down(lease, children)
-        self._life.releases += 1
+        self._life.changes += 1
         self._verify()
 
     # Steps
@@ -182,7 +182,7 @@ class Scheduler:
     def flush(self, namespace: Namespace | None = None) -> int:
         """Forget cached prefixes of a namespace (None: of all). What requests and leases hold stays. Returns pages freed."""
         freed = self.cache.flush(namespace)
-        self._life.releases += 1
+        self._life.changes += 1
         self._verify()
         return freed
 
@@ -306,5 +306,5 @@ def _out_of_time(seq: Sequence, limit: Limit, now: float) -> DeadlineError:
     if limit == "waiting":
         waited = now - seq.arrived_s
         return DeadlineError(f"{seq.request_id} waited {waited:.1f} s and was not admitted", hint="lower the load")
-    ran = now - (seq.admitted_s or now)
+    ran = now - (now if seq.admitted_s is None else seq.admitted_s)
     return DeadlineError(f"{seq.request_id} ran {ran:.1f} s and is not complete", hint="raise running_timeout_s")

@@ -30,14 +30,18 @@ class TrieNode:
 
 
 class Edge:
-    """A chain of trie nodes computed as one row, from position `start`. Its own pages begin with the page of `start`."""
+    """A chain of trie nodes computed as one row, from position `start`. Its own pages begin with the page of `start`.
 
-    __slots__ = ("nodes", "open_children", "own_pages", "parent", "scored", "start", "table")
+    after_prompt: whether its path begins with the request's prompt, so that `table` begins with the prompt's pages.
+    """
+
+    __slots__ = ("after_prompt", "nodes", "open_children", "own_pages", "parent", "scored", "start", "table")
 
     def __init__(self, nodes: list[TrieNode], start: int, parent: Edge | None) -> None:
         self.nodes = nodes
         self.start = start
         self.parent = parent
+        self.after_prompt: bool = parent.after_prompt if parent else start > 0
         self.own_pages: list[int] = []
         self.table: list[int] = []
         self.open_children = 0

@@ -184,8 +184,8 @@ def _decode_lane(seq: Sequence) -> _Lane:
 
 def _piece_lane(piece: Piece) -> _Lane:
     receipt = piece.seq.receipt
-    follows_prompt = piece.edge is None or piece.start >= piece.seq.prompt_tokens > 0
-    return _Lane(path_of(receipt.node) if receipt and follows_prompt else (), piece.start, piece)
+    shares = piece.edge is None or piece.edge.after_prompt
+    return _Lane(path_of(receipt.node) if receipt and shares else (), piece.start, piece)
 
 
 def _decode_row(seq: Sequence, own_start: int) -> Row:

@@ -1,0 +1,290 @@
+"""Too little memory: admission, reservation, retraction and recovery, preemption, limits."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sglang_dsl.errors import CapacityError, ContextLengthError, IntegrityError, QueueFullError, SpecError
+from sglang_dsl.runtime.schedule.admission import INITIAL_RATIO
+from sglang_dsl.runtime.schedule.step import StepResult
+
+POLICIES = ["fcfs", "longest_prefix", "depth_first", "priority"]
+
+
+def prompt(seed, length):
+    rng = random.Random(seed)
+    return tuple(rng.randrange(50) for _ in range(length))
+
+
+def test_request_larger_than_the_pool_is_refused_with_the_numbers(lab):
+    """Survey 23: an error to the client, a server that goes on."""
+    it = lab(num_pages=50, page_size=4)
+    with pytest.raises(
+        CapacityError, match="180 prompt tokens and 40 new ones need 55 pages of 4 tokens; the pool has 50"
+    ):
+        it.generate("big", prompt(1, 180), 40)
+    it.generate("fits", prompt(1, 160), 41)
+    it.run()
+    it.expect_cold_outputs()
+
+
+def test_request_longer_than_the_context_is_refused_with_the_numbers(lab):
+    it = lab(context=64)
+    for length, new in ((64, 1), (65, 1), (63, 2), (100_000, 1)):
+        with pytest.raises(ContextLengthError, match=f"{length} prompt tokens and {new} new ones") as caught:
+            it.generate("r", range(length), new)
+        assert (caught.value.prompt_tokens, caught.value.max_tokens, caught.value.context_tokens) == (length, new, 64)
+    it.generate("exact", [1] * 62, 2)
+    it.run()
+    assert it.ended["exact"] == "finished"
+
+
+@pytest.mark.parametrize("ids", [(), (-1,), (2**40,), ("a",)])
+def test_odd_prompts_are_refused_and_a_normal_request_still_works(lab, ids):
+    it = lab()
+    with pytest.raises(SpecError):
+        it.generate("odd", ids, 2)
+    it.generate("normal", (1, 2), 2)
+    it.run()
+    assert it.ended == {"normal": "finished"}
+
+
+def test_request_id_in_use_is_refused(lab):
+    it = lab()
+    it.generate("same", (1, 2), 2)
+    with pytest.raises(SpecError, match="in use"):
+        it.generate("same", (1, 2), 2)
+    it.run()
+
+
+def test_queue_above_its_limit_refuses(lab):
+    it = lab(max_queue=2, max_running=1)
+    it.generate("a", (1, 2), 2)
+    it.generate("b", (1, 2), 2, compiling=True)
+    with pytest.raises(QueueFullError, match="2 requests wait"):
+        it.generate("c", (1, 2), 2)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_batch_tokens": 8}, {"prefill_chunk_tokens": 8}, {"max_batch_tokens": 70, "max_running": 64}]
+)
+def test_limits_that_leave_no_room_for_a_page_are_refused(lab, limits):
+    with pytest.raises(SpecError):
+        lab(page_size=16, **limits)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+def test_retraction_under_pressure_keeps_outputs_and_ends_everything(lab, page_size):
+    it = lab(num_pages=320 // page_size, page_size=page_size, max_running=12, max_batch_tokens=128)
+    for i in range(6):
+        it.generate(f"r{i}", prompt(i, 10), 100)
+    it.run()
+    assert it.scheduler.snapshot().retracted > 0
+    assert set(it.ended.values()) == {"finished"}
+    it.expect_cold_outputs()
+    it.expect_all_released()
+
+
+def test_counts_of_a_retracted_request_are_those_of_its_first_admission(lab):
+    it = lab(retract_every_steps=2)
+    it.generate("r", prompt(1, 20), 12)
+    it.run()
+    admitted = [p for p in it.progress["r"] if p.kind == "admitted"]
+    assert [(p.cached_tokens, p.computed_tokens) for p in admitted] == [(0, 20)]
+    assert it.scheduler.snapshot().hit_tokens == 0
+    it.expect_cold_outputs()
+
+
+def test_throughput_recovers_after_pressure(lab):
+    """Survey 25: the reservation learned from a retraction fades again."""
+    it = lab(num_pages=145, max_running=10, check_integrity=False)
+    for i in range(10):
+        it.generate(f"r{i}", prompt(i, 10), 40)
+    it.run()
+    assert it.scheduler.snapshot().retracted > 0
+    pressed = it.scheduler.snapshot().new_token_ratio
+    it.generate("calm", prompt(50, 10), 100)
+    it.run()
+    assert it.scheduler.snapshot().new_token_ratio < max(pressed, INITIAL_RATIO)
+    for i in range(5):
+        it.generate(f"again{i}", prompt(i, 10), 4)
+    assert len(it.turn().samples) == 5, "all admitted at once"
+
+
+def test_allocation_that_fails_after_admission_requeues_the_request(lab):
+    """Survey 20: an admission estimate that was wrong is no exception."""
+    it = lab()
+    it.generate("r", prompt(1, 10), 4)
+    pool = it.scheduler.cache.pool
+    honest = pool.allocate_each
+    pool.allocate_each = lambda owners: None if len(owners) else []
+    assert it.turn() is None
+    it.scheduler.check()
+    assert it.scheduler.snapshot().allocation_failures == 1
+    assert it.scheduler.snapshot().waiting == 1
+    pool.allocate_each = honest
+    it.run()
+    it.expect_cold_outputs()
+    it.expect_all_released()
+
+
+def test_chunk_is_parked_while_decoding_requests_hold_the_pool(lab):
+    """Survey 21: a chunk never takes what is not there."""
+    it = lab(num_pages=70, max_batch_tokens=16, max_running=8)
+    for i in range(4):
+        it.generate(f"d{i}", prompt(i, 4), 9)
+    it.turn()
+    it.generate("chunked", prompt(9, 60), 5)
+    it.run()
+    assert set(it.ended.values()) == {"finished"}
+    it.expect_cold_outputs()
+    it.expect_all_released()
+
+
+def test_page_rounding_is_part_of_admission(lab):
+    """Survey 22: many short requests on large pages."""
+    it = lab(num_pages=8, page_size=64, max_running=32, max_batch_tokens=1024)
+    for i in range(32):
+        it.generate(f"r{i}", prompt(i, 3), 3)
+    it.run()
+    assert it.scheduler.snapshot().retracted == 0
+    it.expect_cold_outputs()
+    it.expect_all_released()
+
+
+def test_one_chunk_per_request_is_in_flight(lab):
+    """Survey 29."""
+    it = lab(num_pages=600, prefill_chunk_tokens=16)
+    for i in range(6):
+        it.generate(f"r{i}", prompt(i, 50 + i), 3)
+    it.run()
+    for plan in it.worker.plans:
+        assert len({row.seq_id for row in plan.rows}) == len(plan.rows)
+        assert all(len(row.token_ids) <= 16 for row in plan.rows)
+    it.expect_cold_outputs()
+
+
+def test_decode_rows_go_on_while_a_long_prompt_is_prefilled(lab):
+    it = lab(num_pages=600, max_batch_tokens=32, max_running=8)
+    for i in range(4):
+        it.generate(f"d{i}", prompt(i, 4), 30)
+    it.turn()
+    it.generate("long", prompt(9, 200), 3)
+    for _ in range(5):
+        plan = it.turn()
+        assert sum(len(row.token_ids) for row in plan.rows) <= 32
+        assert len(plan.samples) >= 4
+    it.run()
+    it.expect_cold_outputs()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_request_starves_under_a_stream_of_better_ones(lab, policy):
+    """Survey 28: longest prefix and priority both age."""
+    it = lab(num_pages=200, max_running=2, policy=policy, aging_s=0.3)
+    it.generate("hot", prompt(1, 30), 2, priority=5)
+    it.run()
+    it.generate("cold", prompt(2, 30), 2)
+    for i in range(200):
+        it.generate(f"h{i}", (*prompt(1, 30), i % 50), 2, priority=5)
+        it.turn()
+        if "cold" in it.ended:
+            break
+    assert it.ended["cold"] == "finished"
+    assert it.now < 2.0
+
+
+def test_priority_preempts_when_memory_is_the_limit(lab):
+    """Survey 26: also where not rows but pages are short."""
+    it = lab(num_pages=64, policy="priority", max_running=8)
+    for i in range(3):
+        it.generate(f"low{i}", prompt(i, 12), 12)
+    for _ in range(3):
+        it.turn()
+    it.generate("high", prompt(9, 40), 4, priority=10)
+    it.turn()
+    it.turn()
+    assert it.scheduler.snapshot().preempted >= 1
+    it.run()
+    order = list(it.ended)
+    assert order[0] == "high"
+    it.expect_cold_outputs()
+    it.expect_all_released()
+
+
+def test_priority_preempts_when_rows_are_the_limit(lab):
+    it = lab(policy="priority", max_running=2)
+    for i in range(2):
+        it.generate(f"low{i}", prompt(i, 12), 30)
+    it.turn()
+    it.generate("high", prompt(9, 4), 3, priority=1)
+    it.run()
+    assert next(iter(it.ended)) == "high"
+    it.expect_cold_outputs()
+
+
+def test_preemption_in_the_step_a_victim_finishes_counts_once(lab):
+    """Survey 27."""
+    it = lab(policy="priority", max_running=1)
+    it.generate("low", prompt(1, 5), 3)
+    it.turn()
+    it.turn()
+    it.generate("high", prompt(2, 5), 2, priority=1)
+    it.turn()
+    it.run()
+    assert set(it.ended.values()) == {"finished"}
+    it.expect_cold_outputs()
+    it.expect_all_released()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_branching_tree_of_prompts_in_a_quarter_of_its_memory_equals_cold_runs(lab, policy, page_size):
+    rng = random.Random(5)
+    nodes = [()]
+    for _ in range(400):
+        parent = rng.choice(nodes[-60:])
+        nodes.append(parent + tuple(rng.randrange(50) for _ in range(rng.randrange(1, 9))))
+    nodes = [node for node in nodes[1:] if len(node) < 90]
+    needed = sum(len(set(zip(node, range(99), strict=False))) for node in nodes) // page_size
+    it = lab(
+        num_pages=max(needed // 4 // 10, 160 // page_size), page_size=page_size, max_batch_tokens=128, max_running=32,
+        prefill_chunk_tokens=128, retract_every_steps=3, policy=policy, check_integrity=False,
+    )  # fmt: skip
+    for i, node in enumerate(nodes):
+        it.generate(f"n{i}", node, rng.randrange(1, 8))
+    for _ in range(10_000):
+        if it.scheduler.idle:
+            break
+        it.turn()
+        it.scheduler.check()
+    assert len(it.ended) == len(nodes)
+    it.expect_cold_outputs()
+    it.expect_all_released()
+
+
+def test_step_asked_for_while_one_is_in_flight_is_refused(lab):
+    it = lab()
+    it.generate("r", (1, 2, 3), 2)
+    plan = it.scheduler.step(it.now)
+    with pytest.raises(IntegrityError, match="not landed"):
+        it.scheduler.step(it.now)
+    it.land(plan)
+    with pytest.raises(IntegrityError, match="not the one in flight"):
+        it.scheduler.commit(plan, StepResult(), it.now)
+
+
+def test_flush_while_busy_keeps_what_is_held(lab):
+    """Survey 17, 55: a flush is a number, never a crash; idle, it returns everything."""
+    it = lab()
+    it.generate("old", prompt(1, 20), 2)
+    it.run()
+    it.generate("live", prompt(2, 20), 9)
+    it.turn()
+    assert it.scheduler.flush() == 21
+    it.run()
+    it.expect_cold_outputs()
+    it.scheduler.flush()
+    assert it.scheduler.snapshot().free_pages == 256
