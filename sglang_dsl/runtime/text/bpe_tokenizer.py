@@ -126,9 +126,8 @@ class BpeTokenizer:
         )
 
     def _check_markers(self) -> None:
-        texts = list(self._markers)
-        for text, encoding in zip(texts, self._plain.encode_batch(texts, add_special_tokens=False), strict=True):
-            if self._markers[text] in encoding.ids:
+        for text, token_id in self._markers.items():  # one by one: a batch would start threads, which fork dislikes
+            if token_id in self._plain.encode(text, add_special_tokens=False).ids:
                 raise ModelLoadError(
                     f"the tokenizer makes the control token {text!r} out of plain text, so content could forge it",
                     hint="report this model; it cannot be used safely",
