@@ -17,6 +17,7 @@ from text_files import (
 
 from sglang_dsl.errors import ModelLoadError, SpecError
 from sglang_dsl.runtime.text.bos import with_bos
+from sglang_dsl.runtime.text.bpe_tokenizer import BpeTokenizer, Vocabulary
 from sglang_dsl.runtime.text.gguf_header import TensorInfo, read_header
 from sglang_dsl.runtime.text.gguf_tokenizer import tokenizer_from_gguf
 from sglang_dsl.runtime.text.load import load_text
@@ -110,6 +111,22 @@ def test_segment_has_exactly_the_control_tokens_of_its_control_pieces(control, c
     tokens = tokenizer()
     ids = tokens.encode_segment([TextPiece(control, control=True), TextPiece(content)])
     assert sum(i in tokens.control_ids for i in ids) == sum(control.count(marker) for marker in SPECIAL)
+
+
+def test_tokenizer_that_makes_a_marker_of_content_is_refused():
+    from tokenizers import Tokenizer, models
+
+    plain = Tokenizer(models.BPE(vocab={"<": 0, ">": 1, "<>": 2}, merges=[("<", ">")]))
+    vocabulary = Vocabulary(
+        token_bytes=[b"<", b">", b""],
+        markers={"<>": 2},
+        stop_ids=frozenset(),
+        bos_id=None,
+        adds_bos=False,
+        fingerprint="f",
+    )
+    with pytest.raises(ModelLoadError, match="'<>' out of plain text"):
+        BpeTokenizer(plain, vocabulary)
 
 
 def test_segment_joins_content_with_the_templates_own_words():
