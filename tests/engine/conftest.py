@@ -279,6 +279,7 @@ class Lab:
         snapshot = engine.snapshot()
         pages = snapshot.scheduler
         assert snapshot.live == 0
+        assert snapshot.submitted == snapshot.ended
         assert pages.free_pages + pages.evictable_pages == pages.total_pages
 
 

@@ -143,6 +143,9 @@ def test_lifetime_many_event_loops_share_an_engine(lab):
 def test_lifetime_forked_child_is_told_and_the_parent_goes_on(lab):
     engine = lab.engine(stepped=False)
     engine.generate("p", GREEDY)
+    gate = threading.Event()
+    lab.worker.during_step = lambda number: gate.wait(20)
+    stream = engine.stream("unfinished", GREEDY)
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
 
@@ -151,6 +154,10 @@ def test_lifetime_forked_child_is_told_and_the_parent_goes_on(lab):
             engine.generate("p", GREEDY)
         except EngineClosedError as error:
             answers.put((str(error), engine.health().status))
+        try:
+            stream.result()
+        except EngineClosedError as error:
+            answers.put(str(error))
         engine.cancel(["x"])
         engine.close()
 
@@ -159,6 +166,8 @@ def test_lifetime_forked_child_is_told_and_the_parent_goes_on(lab):
     process.join(20)
     assert process.exitcode == 0
     message, status = answers.get()
+    assert "for ever" in answers.get()
+    gate.set()
     assert f"process {os.getpid()}" in message
     assert status == "closed"
     assert engine.generate("p", GREEDY).text == "abc"

@@ -11,6 +11,7 @@ memory is bounded by the text itself. A reader that vanishes leaves nothing behi
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from functools import partial
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
+from ...errors import EngineClosedError
 from ..schedule.request import GenerateResult, Result, ScoreResult
 
 R = TypeVar("R", GenerateResult, ScoreResult)
@@ -64,6 +66,7 @@ class TextStream:
         self._wakers: dict[object, Callable[[], object]] = {}
         self._pending = Pending(GenerateResult)
         self._place = 0
+        self._pid = os.getpid()
 
     def started(self) -> None:
         """Sink: nothing to show yet."""
@@ -87,10 +90,12 @@ class TextStream:
 
     def result(self, timeout_s: float | None = None) -> GenerateResult:
         """Wait for the end. Raises the request's error, or TimeoutError (the request goes on)."""
+        self._check_process()
         return self._pending.future.result(timeout_s)
 
     async def aresult(self) -> GenerateResult:
         """`result`, for coroutines."""
+        self._check_process()
         return await asyncio.wrap_future(self._pending.future)
 
     def read(self, timeout_s: float | None = None) -> str:
@@ -117,6 +122,7 @@ class TextStream:
             yield delta
 
     async def __aiter__(self) -> AsyncIterator[str]:
+        self._check_process()
         changed, place = asyncio.Event(), 0
         key = self._watch(asyncio.get_running_loop(), changed)
         try:
@@ -140,6 +146,7 @@ class TextStream:
         self.cancel()
 
     def _next(self, place: int, timeout_s: float | None) -> tuple[str, int]:
+        self._check_process()
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._deltas) > place or self.finished, timeout_s):
                 raise TimeoutError(f"no text within {timeout_s} s")
@@ -147,6 +154,13 @@ class TextStream:
         if not delta:
             self._pending.future.result()
         return delta, place
+
+    def _check_process(self) -> None:
+        if not self.finished and os.getpid() != self._pid:
+            raise EngineClosedError(
+                f"this stream is written in process {self._pid}; a forked process would wait for ever",
+                hint="read it where it was made",
+            )
 
     def _take(self, place: int) -> tuple[str, int, bool]:
         """Text from delta `place` on, the place after it, and whether no more will come."""
