@@ -28,11 +28,13 @@ class InterpretedExecutor:
 
     Args:
         close: releases what stands behind the target. Called once.
+        share_equal: whether equal work within a run is done once.
     """
 
-    def __init__(self, name: str, target: Target, close: Callable[[], None]) -> None:
+    def __init__(self, name: str, target: Target, close: Callable[[], None], *, share_equal: bool = True) -> None:
         self.name = name
         self._target = target
+        self._share_equal = share_equal
         self._close: Callable[[], None] | None = close
 
     @property
@@ -47,7 +49,7 @@ class InterpretedExecutor:
             BackendNotFoundError: a named model's backend does not exist.
             SpecError: a named model's backend has no model of its own.
         """
-        return InterpretedRun(spec, {None: self._target, **_named(spec.options.models)})
+        return InterpretedRun(spec, {None: self._target, **_named(spec.options.models)}, share_equal=self._share_equal)
 
     def meter(self) -> Meter:
         """Facts of the default model."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -15,11 +15,11 @@ from .answer import accept, value_of
 from .choose import best, distinct, scored
 from .entry import Entry, Produced
 from .express import evaluate, text_of
+from .flight import equal_work, send
 from .machine import Machine
 from .model import Model
 from .prompt import Prompt
 from .seeds import node_seed, own_seed
-from .sink import RunSink
 
 
 def check_gen(machine: Machine, entry: Entry) -> None:
@@ -108,12 +108,8 @@ class _Call:
             self.admitted = True
             self.machine.emit(Event(kind="started", node_id=self.entry.id, at_s=self.machine.now()))
 
-    def on_text(self, delta: str, token_ids: Sequence[int]) -> None:
+    def on_text(self, delta: str) -> None:
         """Text was released."""
-
-    def on_failed(self, error: Exception) -> None:
-        """A request ended without a result."""
-        self.machine.fail(self.entry, error)
 
 
 class GenCall(_Call):
@@ -189,12 +185,13 @@ class GenCall(_Call):
             order=self.entry.branches,
             label=self.label(sample=self.gen.sample, attempt=self.attempt),
         )
-        self.machine.submit(self.target, request, RunSink(self.machine, self, done), self.entry)
+        explicit = self.gen.sampling.seed is not None
+        equal = equal_work(request, explicit_seed=explicit) if self.machine.share_equal else None
+        send(self.machine, self, self.target, request, done, equal=equal and (equal, self.gen.timeout_s))
 
-    def on_text(self, delta: str, token_ids: Sequence[int]) -> None:
+    def on_text(self, delta: str) -> None:
         """Pass text on, unless it may yet be refused and made again."""
-        self.machine.spend_tokens(len(token_ids))
-        if delta and self.in_answer and self.gen.retries == 0 and not self.entry.ended:
+        if delta and self.in_answer and self.gen.retries == 0:
             self._emit_text(delta)
 
     def _emit_text(self, delta: str) -> None:
@@ -272,7 +269,8 @@ class SelectCall(_Call):
             order=self.entry.branches,
             label=self.label(),
         )
-        self.machine.submit(self.target, request, RunSink(self.machine, self, self._scored), self.entry)
+        equal = equal_work(request) if self.machine.share_equal else None
+        send(self.machine, self, self.target, request, self._scored, equal=equal)
 
     def _scored(self, result: ScoreResult) -> None:
         scores = scored(self.choices, self.ids, result, self.select.method)

@@ -15,10 +15,10 @@ from __future__ import annotations
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...errors import BranchError, CancelledError, DeadlineError, DslError, EngineClosedError, GraphError, RunError
 from ...ir.execution import Event, EventKind, Outcome, RunSpec
@@ -35,6 +35,9 @@ from .tally import Tally
 from .target import Target
 from .threads import ToolThreads
 
+if TYPE_CHECKING:
+    from .flight import Flight
+
 Begin: TypeAlias = "Callable[[Machine, Entry], None]"
 
 
@@ -50,9 +53,12 @@ class Machine:
 
     Args:
         models: by alias; None is the default model.
+        share_equal: whether calls that ask for equal work are one.
     """
 
-    def __init__(self, spec: RunSpec, models: Mapping[str | None, Model], kinds: Kinds) -> None:
+    def __init__(
+        self, spec: RunSpec, models: Mapping[str | None, Model], kinds: Kinds, *, share_equal: bool = True
+    ) -> None:
         self.spec = spec
         self.run_id = uuid.uuid4().hex[:16]
         self.seed = draw_seed() if spec.options.seed is None else spec.options.seed
@@ -66,11 +72,13 @@ class Machine:
         self.unended = 0
         self.started_s = self.default.target.now()
         self.deadline_s = None if spec.options.deadline_s is None else self.started_s + spec.options.deadline_s
+        self.share_equal = share_equal
         self._kinds = kinds
         self._lock = threading.Lock()
         self._outbox = Outbox()
         self._ready: deque[Entry] = deque()
-        self._requests: dict[Target, list[tuple[Request, Sink, Entry]]] = {}
+        self._requests: dict[Target, list[tuple[Request, Flight]]] = {}
+        self.flights: dict[Hashable, Flight] = {}
         self._leased: list[Entry] = []
         self._generated_tokens = 0
         self.pure_calls: dict[tuple[str, str], Entry] = {}  # (tool, its arguments as JSON)
@@ -204,12 +212,14 @@ class Machine:
                 entry.status = "running"
                 self.attempt(entry, partial(self._kinds.begin[type(entry.node)], self, entry))
         for target, requests in self._requests.items():
-            for request, _, entry in requests:
-                if entry.ended and request.lease is not None:  # fell in this very turn: its share was spent for nothing
+            for request, flight in requests:
+                if (
+                    not flight.wanted and request.lease is not None
+                ):  # fell in this very turn: its share went for nothing
                     self._outbox.post(partial(target.release, request.lease, 1))
-            live = [(request, sink) for request, sink, entry in requests if not entry.ended]
-            if live:
-                self._outbox.post(partial(self._submit, target, live))
+            wanted = [(request, flight) for request, flight in requests if flight.wanted]
+            if wanted:
+                self._outbox.post(partial(self._submit, target, wanted))
         self._requests.clear()
 
     def attempt(self, entry: Entry, action: Callable[[], None]) -> None:
@@ -381,10 +391,9 @@ class Machine:
         """Seconds since the run began."""
         return self.default.target.now() - self.started_s
 
-    def submit(self, target: Target, request: Request, sink: Sink, entry: Entry) -> None:
+    def submit(self, target: Target, request: Request, flight: Flight) -> None:
         """Queue a request; all that are queued before the end of `settle` go out together."""
-        entry.stop = partial(self._cancel_request, target, request.request_id)
-        self._requests.setdefault(target, []).append((request, sink, entry))
+        self._requests.setdefault(target, []).append((request, flight))
 
     def lookup(self, entry: Entry) -> Lookup:
         """How `entry`'s references find their values."""
@@ -440,10 +449,7 @@ class Machine:
         for listener in self.events.append(event):
             self._outbox.post(partial(listener, event))
 
-    def _cancel_request(self, target: Target, request_id: str, reason: str) -> None:
-        self._outbox.post(partial(target.cancel, [request_id], reason))
-
-    def _submit(self, target: Target, requests: list[tuple[Request, Sink]]) -> None:
+    def _submit(self, target: Target, requests: Sequence[tuple[Request, Sink]]) -> None:
         try:
             target.submit(requests)
         except EngineClosedError as error:

@@ -25,11 +25,12 @@ class InterpretedRun:
 
     Args:
         targets: by alias; None is the default model.
+        share_equal: whether calls that ask for equal work (see `flight.py`) are one.
     """
 
-    def __init__(self, spec: RunSpec, targets: Mapping[str | None, Target]) -> None:
+    def __init__(self, spec: RunSpec, targets: Mapping[str | None, Target], *, share_equal: bool = True) -> None:
         models = {alias: Model(target, spec.options.namespace) for alias, target in targets.items()}
-        self._machine = Machine(spec, models, KINDS)
+        self._machine = Machine(spec, models, KINDS, share_equal=share_equal)
         self._summary: Future[RunSummary] = Future()
         self._summary.set_running_or_notify_cancel()
         self._closed: DslError | None = None

@@ -10,7 +10,7 @@ from ..schedule.request import GenerateResult, Result
 
 @dataclass(slots=True)
 class Tally:
-    """Running totals. Owner: the run's Machine. Every attempt counts; a shared call counts once."""
+    """Running totals. Owner: the run's Machine. Every attempt counts."""
 
     calls: int = 0
     asked_tokens: int = 0
@@ -26,6 +26,11 @@ class Tally:
         self.peak_kv_pages = max(self.peak_kv_pages, result.peak_kv_pages)
         if isinstance(result, GenerateResult):
             self.generated_tokens += result.generated_tokens
+
+    def share(self, result: Result) -> None:
+        """Count a call that was given another's result."""
+        self.calls += 1
+        self.asked_tokens += result.prompt_tokens
 
     def usage(self, wall_s: float) -> Usage:
         """The totals so far."""

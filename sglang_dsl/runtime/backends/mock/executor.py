@@ -31,8 +31,8 @@ class MockExecutor(InterpretedExecutor):
         assert backend.calls("answer").count == 1
     """
 
-    def __init__(self, target: MockTarget, engine: Engine, script: Locked) -> None:
-        super().__init__("mock", target, engine.close)
+    def __init__(self, target: MockTarget, engine: Engine, script: Locked, *, share_equal: bool) -> None:
+        super().__init__("mock", target, engine.close, share_equal=share_equal)
         self.engine = engine
         self._mock_target = target
         self._script = script
@@ -75,6 +75,7 @@ def mock(
     context_tokens: int = 32_768,
     num_pages: int = 1 << 16,
     page_size: int = 1,
+    share_equal: bool = False,
     cost: CostModel | None = None,
     config: EngineConfig | None = None,
 ) -> MockExecutor:
@@ -95,6 +96,8 @@ def mock(
         language_model: log-probability of a token's text after a text; scores the selects that are not scripted.
         template: of chat roles; ChatML by default.
         page_size, num_pages, context_tokens: of the pretended model.
+        share_equal: whether equal calls of a run are one, as on a model; off, because a script need not be a function of
+            the prompt.
         cost: virtual seconds of a step.
         config: of the engine.
 
@@ -137,7 +140,7 @@ def mock(
         _FALLBACKS[unscripted],
         scores_freely=unscripted == "echo" or language_model is not None,
     )
-    return MockExecutor(target, engine, locked)
+    return MockExecutor(target, engine, locked, share_equal=share_equal)
 
 
 def open_mock(argument: str) -> MockExecutor:
