@@ -7,12 +7,15 @@ out = attend(q, k, v, keys, values, plan, LayerAttention(scale))  # then attenti
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import cpu, portable, reference
+from .blocks import BlockVisit, attend_blocks
+from .blocks import plan_blocks as plan_visits
 from .cascade import Cascade
 from .plan import AttentionPlan, ExtraWrite, QueryRow, SharedKeys, plan_step
 
@@ -23,7 +26,9 @@ __all__ = [
     "QueryRow",
     "SharedKeys",
     "attend",
+    "attend_invariant",
     "plan_step",
+    "plan_visits",
     "store",
 ]
 
@@ -60,9 +65,30 @@ def attend(
         return reference.attend(q, keys, values, plan, scale=layer.scale, window=layer.window, softcap=layer.softcap, sinks=layer.sinks)  # fmt: skip
     partial = cpu.partial if cpu.supports(q, v) else portable.partial
     out, lse = Cascade(q, k, v, keys, values, plan, layer.scale, partial).run(layer.window)
-    if layer.sinks is None:
+    return _with_sinks(out, lse, layer.sinks)
+
+
+def attend_invariant(
+    q: Tensor, keys: Tensor, values: Tensor, visits: Sequence[BlockVisit], layer: LayerAttention
+) -> Tensor:
+    """As `attend`, over fixed blocks of keys (`plan_visits`): bitwise the same for a token in any batch.
+
+    Raises:
+        ValueError: the layer caps its scores softly, which has no invariant path.
+    """
+    if layer.softcap:
+        raise ValueError("soft-capped attention scores have no batch-invariant path")
+    partial = cpu.partial if cpu.supports(q, values) else portable.partial
+    out, lse = attend_blocks(q, keys, values, visits, scale=layer.scale, partial=partial)
+    return _with_sinks(out, lse, layer.sinks)
+
+
+def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor | None) -> Tensor:
+    """A sink adds exp(sink) to the sum under the softmax and nothing to the values."""
+    if sinks is None:
         return out
-    return out * torch.sigmoid(lse - layer.sinks.to(lse.dtype)).unsqueeze(-1).to(out.dtype)
+    share = 1 / (1 + torch.exp(sinks.to(lse.dtype) - lse))
+    return out * share.unsqueeze(-1).to(out.dtype)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan) -> None:

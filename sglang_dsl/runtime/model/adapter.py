@@ -30,6 +30,13 @@ class BoundAttention(Protocol):
         """Attention of layer `index`."""
 
 
+class StepModel(Protocol):
+    """A model and its pool: computes steps."""
+
+    def forward(self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, wanted: Tensor) -> Tensor:
+        """See `PackedModel.forward`."""
+
+
 def register() -> None:
     """Make the attention function known to transformers. Idempotent."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -99,7 +106,7 @@ def probe(model: PreTrainedModel) -> dict[int, LayerShape]:
 
 
 class PackedModel:
-    """A bound model and its pool: computes steps."""
+    """The fast way: one forward over all tokens of the step."""
 
     def __init__(self, model: PreTrainedModel, pool: KvPool) -> None:
         self._model = model

@@ -7,7 +7,7 @@ for (position biases, its own cache, recurrent layers) differs by far more than 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import SelfCheckError
 from ...kernels.attention import QueryRow, SharedKeys, plan_step
-from .adapter import PackedModel
+from .adapter import PackedModel, StepModel
 from .pools import KvPool, LayerShape
 
 if TYPE_CHECKING:
@@ -92,32 +92,73 @@ def difference(measured: Tensor, expected: Tensor) -> float:
     return float(error.max())
 
 
+def verify_invariance(
+    make: Callable[[PreTrainedModel, KvPool], StepModel],
+    model: PreTrainedModel,
+    shapes: dict[int, LayerShape],
+    *,
+    page_size: int,
+    dtype: torch.dtype,
+) -> None:
+    """Compute the check's sequences in one step and in small ones, each token at another place of its batch.
+
+    Raises:
+        SelfCheckError: their logits differ in any bit.
+    """
+    token_ids = check_tokens(model.config.get_text_config().vocab_size)
+    ways = [
+        _stepwise_logits(make, model, shapes, token_ids, cuts, page_size=page_size, dtype=dtype)
+        for cuts in ([0, TOKENS], [0, 5, 36, *range(37, TOKENS + 1)])
+    ]
+    if not torch.equal(*ways):
+        raise SelfCheckError(
+            f"{type(model).__name__} is not batch-invariant here: relative difference {difference(*ways):.3g}",
+            hint="use threads=1 or dtype='bfloat16', or leave batch_invariant off",
+        )
+
+
 def _packed_logits(
     model: PreTrainedModel, shapes: dict[int, LayerShape], token_ids: Tensor, page_size: int, dtype: torch.dtype
 ) -> Tensor:
-    """Sequence 0 owns the shared pages; sequence 1 has a part of its own."""
+    """The first sequence's first chunk alone; then the rest of both, below their shared pages; then one token of each."""
     shared = SHARED // page_size * page_size
+    cuts = [0, CHUNK, TOKENS - 1, TOKENS]
+    return _stepwise_logits(
+        PackedModel, model, shapes, token_ids, cuts, page_size=page_size, dtype=dtype, shared=shared
+    )
+
+
+def _stepwise_logits(
+    make: Callable[[PreTrainedModel, KvPool], StepModel],
+    model: PreTrainedModel,
+    shapes: dict[int, LayerShape],
+    token_ids: Tensor,
+    cuts: Sequence[int],
+    *,
+    page_size: int,
+    dtype: torch.dtype,
+    shared: int = 0,
+) -> Tensor:
+    """Logits [2, TOKENS, V] of both sequences, computed in the steps between `cuts`.
+
+    shared > 0: the first step computes sequence 0 only, and sequence 1 begins below the `shared` tokens it has in its pages.
+    """
     per_row = -(-TOKENS // page_size)
-    first = list(range(per_row))
-    second = first[: shared // page_size] + list(range(per_row, 2 * per_row - shared // page_size))
-    pool = KvPool(shapes, 2 * per_row, page_size, dtype=dtype, device=model.device)
-    packed = PackedModel(model, pool)
-    steps = [
-        [(0, first, 0, CHUNK, 0)],
-        [(0, first, CHUNK, TOKENS - 1, shared), (1, second, shared, TOKENS - 1, shared)],
-        [(0, first, TOKENS - 1, TOKENS, shared), (1, second, TOKENS - 1, TOKENS, shared)],
-    ]
-    logits = torch.zeros(2, TOKENS, model.config.get_text_config().vocab_size, device=model.device)
-    for rows in steps:
-        levels = [SharedKeys(0, 2, 0, shared)] if len(rows) == 2 else []
-        plan = plan_step(
-            [QueryRow(end - start, start, pages, own) for _, pages, start, end, own in rows],
-            levels, page_size=page_size, device=model.device,
-        )  # fmt: skip
-        ids = torch.cat([token_ids[s, start:end] for s, _, start, end, _ in rows]).to(model.device)
-        places = torch.cat([torch.arange(start, end) for _, _, start, end, _ in rows]).to(model.device)
-        out = packed.forward(ids, places, plan, torch.arange(plan.tokens, device=model.device))
-        for part, (s, _, start, end, _) in zip(torch.split(out, [r[3] - r[2] for r in rows]), rows, strict=True):
-            logits[s, start:end] = part
-    logits[1, :shared] = logits[0, :shared]
-    return logits
+    common = shared // page_size
+    tables = [list(range(per_row)), [*range(common), *range(per_row, 2 * per_row - common)]]
+    computer = make(model, KvPool(shapes, 2 * per_row, page_size, dtype=dtype, device=model.device))
+    parts: list[list[Tensor]] = [[], []]
+    done = [0, shared]
+    for end in cuts[1:]:
+        active = [0] if shared and end == cuts[1] else [0, 1]
+        rows = [QueryRow(end - done[s], done[s], tables[s], min(shared, done[s])) for s in active]
+        levels = [SharedKeys(0, 2, 0, shared)] if shared and len(active) == 2 else []
+        plan = plan_step(rows, levels, page_size=page_size, device=model.device)
+        ids = torch.cat([token_ids[s, done[s] : end] for s in active]).to(model.device)
+        places = torch.cat([torch.arange(done[s], end) for s in active]).to(model.device)
+        logits = computer.forward(ids, places, plan, torch.arange(plan.tokens, device=model.device))
+        for s, part in zip(active, torch.split(logits, [row.tokens for row in rows]), strict=True):
+            parts[s].append(part)
+            done[s] = end
+    first = torch.cat(parts[0])
+    return torch.stack([first, torch.cat([first[:shared], *parts[1]])])

@@ -11,8 +11,9 @@ import torch
 
 from ...errors import ModelLoadError
 from . import check, linears, settings
-from .adapter import PackedModel, probe
+from .adapter import PackedModel, StepModel, probe
 from .gguf_file import GgufFile
+from .invariant import TiledModel
 from .options import DEFAULT_KV_BYTES, ModelOptions
 from .pools import KvPool, LayerShape
 
@@ -26,7 +27,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 class LoadedModel:
     """Ready to compute. check_difference: what the self-check measured (None: it was off)."""
 
-    packed: PackedModel
+    packed: StepModel
     pool: KvPool
     fingerprint: str
     context_tokens: int
@@ -48,12 +49,21 @@ def load_model(path: Path, options: ModelOptions, *, fingerprint: str) -> Loaded
         ModelLoadError: damaged, unknown or unsupported; SelfCheckError: it would compute something else than it should.
     """
     settings.apply()
-    torch.set_num_threads(options.threads or settings.default_threads())
+    torch.set_num_threads(options.threads or (1 if options.batch_invariant else settings.default_threads()))
     device = choose_device(options.device)
     dtype = choose_dtype(options, device)
-    model = _read_folder(path, dtype) if path.is_dir() else _read_gguf(path, dtype)
+    model = read_model(path, dtype)
     placed: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
     return serve(placed, options, fingerprint=fingerprint)
+
+
+def read_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """The transformers model itself, as it is used anywhere else; what this engine is compared with.
+
+    Raises:
+        ModelLoadError: damaged, unknown or unsupported.
+    """
+    return _read_folder(path, dtype) if path.is_dir() else _read_gguf(path, dtype)
 
 
 def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str) -> LoadedModel:
@@ -72,8 +82,10 @@ def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str) ->
         linears.pack_linears(model)
     num_pages = _pages(shapes, options, page_size, dtype, device)
     pool = KvPool(shapes, num_pages, page_size, dtype=dtype, device=device)
+    if options.batch_invariant:
+        check.verify_invariance(TiledModel, model, shapes, page_size=page_size, dtype=dtype)
     return LoadedModel(
-        packed=PackedModel(model, pool),
+        packed=TiledModel(model, pool) if options.batch_invariant else PackedModel(model, pool),
         pool=pool,
         fingerprint=fingerprint,
         context_tokens=config.max_position_embeddings,

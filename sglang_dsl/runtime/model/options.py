@@ -20,7 +20,8 @@ class ModelOptions:
     page_size: tokens per page; None is 1 on the CPU, 16 on CUDA. kv_bytes: memory of the key/value pool; None is 1 GiB, but
     never more than half of what is free. packed_linears: weights re-laid out for the processor's matrix kernels.
     self_check: refuse the model at load if packed rows do not give what its plain forward gives. threads: None is
-    OMP_NUM_THREADS if set, else the physical cores but one.
+    OMP_NUM_THREADS if set, else the physical cores but one. batch_invariant: a sequence's logits are bitwise the same alone
+    and in any batch, cold and cached, however its prompt is chunked; several times slower, and on one thread by default.
     """
 
     dtype: WeightType = "auto"
@@ -30,6 +31,7 @@ class ModelOptions:
     packed_linears: bool = True
     self_check: bool = True
     threads: int | None = None
+    batch_invariant: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(WeightType):
