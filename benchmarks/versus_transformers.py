@@ -30,14 +30,15 @@ def theirs(work: FanOut, model: str, batch: int) -> tuple[float, int]:
     """(seconds, generated tokens) of `transformers` alone, in batches of `batch`."""
     import torch
 
-    from sglang_dsl.runtime.model import load_plain
+    from sglang_dsl.runtime.model.load import read_model
     from sglang_dsl.runtime.supply import locate
-    from sglang_dsl.runtime.text import load_text_model
+    from sglang_dsl.runtime.text.load import load_text
+    from sglang_dsl.runtime.text.protocol import TextPiece
 
     files = locate(model)
-    text = load_text_model(files)
-    plain = load_plain(files, dtype=torch.bfloat16)
-    prompts = [text.tokenizer.encode_segment([*_control(work.prefix + suffix)]) for suffix in work.suffixes]
+    tokenizer = load_text(files.path, files.fingerprint).tokenizer
+    plain = read_model(files.path, torch.bfloat16).eval()
+    prompts = [tokenizer.encode_segment([TextPiece(work.prefix + suffix, control=True)]) for suffix in work.suffixes]
     width = max(map(len, prompts))
     pad = plain.config.eos_token_id if isinstance(plain.config.eos_token_id, int) else 0
     began = time.perf_counter()
@@ -57,12 +58,6 @@ def theirs(work: FanOut, model: str, batch: int) -> tuple[float, int]:
             )
         generated += (out.shape[1] - width) * len(chunk)
     return time.perf_counter() - began, generated
-
-
-def _control(text: str) -> list[object]:
-    from sglang_dsl.runtime.text.protocol import TextPiece
-
-    return [TextPiece(text, control=True)]
 
 
 def main() -> int:
