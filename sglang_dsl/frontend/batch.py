@@ -30,13 +30,14 @@ def run_all(
     """
     if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
         raise SpecError(f"concurrency={concurrency!r} is not a whole number above 0", hint="concurrency=32")
-    return _run_all(opens, concurrency, _bar(label, len(opens)) if progress else _no_bar(), asynchronous)
+    pool = _Pool(opens, concurrency, asynchronous)
+    return _run_all(opens, pool, _bar(label, len(opens)) if progress else _no_bar())
 
 
 def _run_all(
-    opens: Sequence[Opened[R]], concurrency: int, bar: AbstractContextManager[Advance], asynchronous: bool
+    opens: Sequence[Opened[R]], pool: _Pool, bar: AbstractContextManager[Advance]
 ) -> Iterator[tuple[int, Result[R]]]:
-    pool = _Pool(opens, concurrency, asynchronous)
+    pool.begin()
     finished: list[tuple[int, Result[R]]] = []
     with bar as advance:
         try:
@@ -63,12 +64,15 @@ class _Pool:
         self._live: dict[int, Session[Any]] = {}
         self._stopped = ""
         self._done: SimpleQueue[tuple[int, Result[Any] | BaseException]] = SimpleQueue()
-        threads = min(concurrency, len(opens))
-        for _ in range(min(threads, 1) if asynchronous else threads):
-            context = contextvars.copy_context()
-            target = self._work_async if asynchronous else self._work
-            arguments = (target, threads) if asynchronous else (target,)
-            threading.Thread(target=context.run, args=arguments, daemon=True).start()
+        self._width = min(concurrency, len(opens))
+        self._work_by = self._work_async if asynchronous else self._work
+        threads = min(self._width, 1) if asynchronous else self._width
+        self._contexts = [contextvars.copy_context() for _ in range(threads)]  # of the caller, not of the first reader
+
+    def begin(self) -> None:
+        """Start the threads."""
+        for context in self._contexts:
+            threading.Thread(target=context.run, args=(self._work_by,), daemon=True).start()
 
     def next(self) -> tuple[int, Result[Any]]:
         """The next run to finish."""
@@ -90,14 +94,14 @@ class _Pool:
             index, session = taken
             self._finish(index, session.execute())
 
-    def _work_async(self, tasks: int) -> None:
+    def _work_async(self) -> None:
         async def worker() -> None:
             while (taken := self._take()) is not None:
                 index, session = taken
                 self._finish(index, await session.aexecute())
 
         async def workers() -> None:
-            await asyncio.gather(*(worker() for _ in range(tasks)))
+            await asyncio.gather(*(worker() for _ in range(self._width)))
 
         asyncio.run(workers())
 

@@ -92,7 +92,17 @@ class Gathered(Bound):
         return _one(self.parts[index], value)
 
 
-class Span(Bound):
+class Local(Bound):
+    """A binding that no node of its own stands for: its value is made here."""
+
+    __slots__ = ()
+
+    def resolve(self, text_of: Callable[[str], str]) -> Any:
+        """The value. `text_of`: waits for the text of a node."""
+        raise NotImplementedError
+
+
+class Span(Local):
     """The text of a stretch of a context path; what `var_scope` binds. `parts`: what it is made of, as expressions."""
 
     __slots__ = ("parts",)
@@ -105,6 +115,29 @@ class Span(Bound):
     def expression(self) -> Expression:
         """One text."""
         return Concat(self.parts)
+
+    def resolve(self, text_of: Callable[[str], str]) -> str:
+        """The texts of its parts."""
+        return "".join(str(p.value) if isinstance(p, Constant) else text_of(p.node_id) for p in self.parts)
+
+
+class Given(Local):
+    """A value set by hand."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any, label: str) -> None:
+        super().__init__("", None, label)
+        self.value = value
+
+    @property
+    def expression(self) -> Expression:
+        """The value, as it is."""
+        return Constant(self.value)
+
+    def resolve(self, text_of: Callable[[str], str]) -> Any:
+        """The value, as it is."""
+        return self.value
 
 
 def value_in_join(part: Bound | None, *, nested: bool) -> Expression | None:

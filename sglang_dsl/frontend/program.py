@@ -145,8 +145,7 @@ class Program(Generic[P, R]):
         """The text as it is written, in order: `for piece in prog.stream(...)`; `.of("name")` follows one name, in all
         branches. Also an async iterator. Leaving the loop early cancels the run.
         """
-        args, kwargs, options = self._split(args, kwargs)
-        return Stream(lambda: self._open(args, kwargs, options), asynchronous=self.asynchronous, name=self.name)
+        return self._stream(*self._split(args, kwargs))
 
     @overload
     async def arun(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]: ...
@@ -236,6 +235,9 @@ class Program(Generic[P, R]):
         return Session(
             lambda state: self._call(state, args, kwargs), spec, self.sites, self.origin, asynchronous=self.asynchronous
         )
+
+    def _stream(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Stream[R]:
+        return Stream(lambda: self._open(args, kwargs, options), asynchronous=self.asynchronous, name=self.name)
 
     def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Result[R]:
         session = self._open(args, kwargs, options)

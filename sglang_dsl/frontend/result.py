@@ -20,9 +20,10 @@ class Result(Generic[R]):
 
     state: the final state, for reading. graph: everything that was appended. error: why the run failed, or None; then
     `value` raises it. usage, seed: from the runtime. first_failure: the first failed node, also where the program dealt with it.
+    raised_by_body: whether the body itself raised `error`, or it was a failure that the body never looked at.
     """
 
-    __slots__ = ("_spec", "_value", "error", "first_failure", "graph", "seed", "state", "usage")
+    __slots__ = ("_spec", "_value", "error", "first_failure", "graph", "raised_by_body", "seed", "state", "usage")
 
     def __init__(
         self,
@@ -33,8 +34,10 @@ class Result(Generic[R]):
         spec: RunSpec,
         summary: RunSummary,
         error: BaseException | None = None,
+        raised_by_body: bool = False,
     ) -> None:
         self._value = value
+        self.raised_by_body = raised_by_body
         self._spec = spec
         self.state = state
         self.graph = graph

@@ -38,13 +38,7 @@ class Session(Generic[R]):
         self.state = State(Cursor(self.recorder, Line(), {}, ""))
 
     def execute(self) -> Result[R]:
-        """Run the body on this thread. Never raises what went wrong in the run: that is in `Result.error`.
-
-        Raises:
-            KeyboardInterrupt: not raised; it is the Result's error, after the run was cancelled.
-        """
-        value: Any = None
-        error: BaseException | None = None
+        """Run the body on this thread. Raises nothing: what ended the run, also a KeyboardInterrupt, is in `Result.error`."""
         try:
             value = self._body(self.state)
             self._note_return(value)
@@ -52,14 +46,12 @@ class Session(Generic[R]):
             summary = wait(self.run.seal())
             error = self._failure_at_end(summary)
         except BaseException as raised:  # noqa: BLE001  whatever ended the body ends the run; the caller raises it
-            error = raised
             summary = wait(self._stopped(raised))
+            return self._result(None, summary, raised, raised_by_body=True)
         return self._result(value, summary, error)
 
     async def aexecute(self) -> Result[R]:
         """The same for an `async def` body, on this event loop. A cancelled task cancels the run."""
-        value: Any = None
-        error: BaseException | None = None
         try:
             value = await self._body(self.state)
             self._note_return(value)
@@ -71,8 +63,8 @@ class Session(Generic[R]):
             self.run.seal()
             raise
         except BaseException as raised:  # noqa: BLE001  as above
-            error = raised
             summary = await asyncio.wrap_future(self._stopped(raised))
+            return self._result(None, summary, raised, raised_by_body=True)
         return self._result(value, summary, error)
 
     def cancel(self, reason: str) -> None:
@@ -97,9 +89,8 @@ class Session(Generic[R]):
         try:
             self.recorder.append([node])
         except Exception as error:
-            if not self.recorder.has_shown(
-                error
-            ):  # else the program knows that its path failed, and returns all the same
+            # a failure that the program has seen does not keep it from returning something
+            if not self.recorder.has_shown(error):
                 raise
 
     def _failure_at_end(self, summary: RunSummary) -> BaseException | None:
@@ -110,9 +101,19 @@ class Session(Generic[R]):
             return None
         return unseen_failure(self.recorder)
 
-    def _result(self, value: Any, summary: RunSummary, error: BaseException | None) -> Result[R]:
+    def _result(
+        self, value: Any, summary: RunSummary, error: BaseException | None, *, raised_by_body: bool = False
+    ) -> Result[R]:
         self.recorder.graph.freeze()
-        return Result(value, state=self.state, graph=self.recorder.graph, spec=self._spec, summary=summary, error=error)
+        return Result(
+            value,
+            state=self.state,
+            graph=self.recorder.graph,
+            spec=self._spec,
+            summary=summary,
+            error=error,
+            raised_by_body=raised_by_body,
+        )
 
 
 def unseen_failure(recorder: LiveRecorder) -> BaseException | None:

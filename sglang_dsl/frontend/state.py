@@ -23,7 +23,7 @@ from ..ir.execution import Meta, Outcome
 from ..ir.nodes import Fork, Reference
 from ..ir.nodes import Tool as ToolNode
 from ..ir.specs import JoinMode
-from .bindings import Bound, Entry, Gathered, Span
+from .bindings import Bound, Entry, Gathered, Local
 from .drafting import Cursor
 from .expressions import Handle, Mention
 from .gathering import JoinRequest, check_parent, gather, gather_text, new_names
@@ -31,7 +31,7 @@ from .joined import Joined, Lazy
 from .sites import Site, caller_origin
 from .spans import NamedSpan, OpenTurn
 from .tools import Tool
-from .transcript import messages_of, pieces_of, span_text, text_of
+from .transcript import messages_of, pieces_of, text_of
 from .waiting import run_concurrently
 
 T = TypeVar("T")
@@ -84,7 +84,8 @@ class State:
     async def get(self, key: str) -> Any: ...
     async def get(self, key: Handle[Any] | str) -> Any:
         """`s[key]` for `async def` programs: waits without blocking the event loop."""
-        return await self._cursor.recorder.aread(self._find(key).bound)
+        bound = self._find(key).bound
+        return self._value(bound) if isinstance(bound, Local) else await self._cursor.recorder.aread(bound)
 
     def __contains__(self, key: object) -> bool:
         return key in (self._cursor.names if isinstance(key, str) else self._cursor.line.handles)
@@ -100,7 +101,7 @@ class State:
     def meta(self, key: Handle[Any] | str) -> Meta:
         """Token ids and scores, finish reason and counts of the call a name was last bound to."""
         bound = self._find(key).bound
-        found = self._cursor.recorder.outcome(bound.node_id).meta
+        found = None if isinstance(bound, Local) else self._cursor.recorder.outcome(bound.node_id).meta
         if found is None:
             raise ProgramError(
                 f"{key!r} is not a model call, so it has no meta",
@@ -118,14 +119,16 @@ class State:
 
     def _value(self, bound: Bound, timeout_s: float | None = None) -> Any:
         recorder = self._cursor.recorder
-        return span_text(recorder, bound) if isinstance(bound, Span) else recorder.read(bound, timeout_s)
+        if isinstance(bound, Local):
+            return bound.resolve(lambda node_id: recorder.outcome(node_id).text)
+        return recorder.read(bound, timeout_s)
 
     def _finished(self) -> dict[str, Any]:
         """Names whose values exist, with their values. Waits for nothing."""
         recorder = self._cursor.recorder
         found: dict[str, Any] = {}
         for name, entry in self._cursor.names.items():
-            if not isinstance(entry.bound, Span) and recorder.is_finished(entry.bound.node_id):
+            if not isinstance(entry.bound, Local) and recorder.is_finished(entry.bound.node_id):
                 found[name] = recorder.read(entry.bound)
         return found
 
@@ -430,8 +433,7 @@ class Branches:
 
     def concat(self) -> None:
         """Append the text of every branch to the parent, in branch order."""
-        site = self._site(sys._getframe(1))
-        self._join(None, JoinRequest(mode="concat"), site)
+        self._join_as("concat", self._site(sys._getframe(1)))
 
     def _join(self, what: Handle[Any] | str | None, request: JoinRequest, site: Site) -> Any:
         cursors = [state._cursor for state in self._states]
@@ -441,6 +443,9 @@ class Branches:
         if request.mode == "concat" or what is None:
             return self._join_everything(parent, cursors, request, site)
         return self._lazy(gather(parent, self._fork_id, cursors, what, request, site), what)
+
+    def _join_as(self, mode: JoinMode, site: Site) -> None:
+        self._join(None, JoinRequest(mode=mode), site)
 
     def _join_everything(self, parent: Cursor, cursors: list[Cursor], request: JoinRequest, site: Site) -> Any:
         names = [] if request.mode == "concat" else new_names(cursors, self._before)

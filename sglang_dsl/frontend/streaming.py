@@ -6,8 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from ..errors import ProgramError
 from ..ir.execution import Event
 from ..ir.nodes import Gen, Node, Select
 from .running import Running
@@ -42,6 +43,8 @@ class Stream(Generic[R]):
         self._name = name
         self._of: str | None = None
         self._running: Running[R] | None = None
+        self._follower: Follower | None = None
+        self._followed = False
 
     def of(self, name: str) -> Stream[R]:
         """Only what calls of this name write, in all branches, as it comes; `chunk.node` says which call."""
@@ -53,36 +56,54 @@ class Stream(Generic[R]):
         """The run, once begun."""
         return self._running
 
+    @property
+    def spent(self) -> bool:
+        """Whether the text has been iterated to its end."""
+        return self._follower is not None and self._follower.ended
+
+    def begin(self) -> Running[R]:
+        """Begin the run now, before the iteration does."""
+        if self._running is None:
+            session = self._opened()
+            self._follower = Follower(session)
+            self._running = Running.begin(
+                session, asynchronous=self._asynchronous, name=self._name, on_end=self._follower.end
+            )
+        return self._running
+
     def __iter__(self) -> Iterator[Chunk]:
+        running, follower = self._follow()
         woken: SimpleQueue[None] = SimpleQueue()
-        follower, running = self._begin(lambda: woken.put(None))
+        follower.wake_by(lambda: woken.put(None))
         try:
             while not follower.ended:
                 woken.get()
-                yield from follower.take()
+                yield from follower.take(self._of)
             running.result()
         finally:
             self._leave(running)
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
+        running, follower = self._follow()
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
-        follower, running = self._begin(lambda: loop.call_soon_threadsafe(woken.set))
+        follower.wake_by(lambda: loop.call_soon_threadsafe(woken.set))
         try:
             while not follower.ended:
                 await woken.wait()
                 woken.clear()
-                for chunk in follower.take():
+                for chunk in follower.take(self._of):
                     yield chunk
             running.result()
         finally:
             self._leave(running)
 
-    def _begin(self, wake: Callable[[], object]) -> tuple[Follower, Running[R]]:
-        session = self._opened()
-        follower = Follower(session, self._of, wake)
-        self._running = Running.begin(session, asynchronous=self._asynchronous, name=self._name, on_end=follower.end)
-        return follower, self._running
+    def _follow(self) -> tuple[Running[R], Follower]:
+        running = self.begin()
+        if self._follower is None or self._followed:
+            raise ProgramError("this stream was iterated already", hint="its text is in stream.running.result().text")
+        self._followed = True
+        return running, self._follower
 
     def _leave(self, running: Running[R]) -> None:
         if not running.done:
@@ -96,10 +117,9 @@ class Follower:
     The program's path is shown node after node: text that comes for a later node waits for those before it.
     """
 
-    def __init__(self, session: Session[R], of: str | None, wake: Callable[[], object]) -> None:
+    def __init__(self, session: Session[Any]) -> None:
         self._session = session
-        self._of = of
-        self._wake = wake
+        self._wake: Callable[[], object] = lambda: None
         self._appended: deque[Node] = deque()
         self._arrived: dict[str, deque[str]] = {}
         self._shown: dict[str, str] = {}
@@ -110,16 +130,21 @@ class Follower:
         session.recorder.on_append = self._on_append
         session.run.subscribe(self._on_event)
 
+    def wake_by(self, wake: Callable[[], object]) -> None:
+        """Have `wake` called, on any thread, whenever `take` may have something; also once now."""
+        self._wake = wake
+        wake()
+
     def end(self) -> None:
         """The run is over: whatever is left can be shown."""
         self._run_over = True
         self._wake()
 
-    def take(self) -> Iterator[Chunk]:
-        """What can be shown now."""
+    def take(self, of: str | None) -> Iterator[Chunk]:
+        """What can be shown now: of the program's path, or of all calls of one name."""
         run_over = self._run_over
-        self._sort_appended()
-        yield from self._in_order() if self._of is None else self._as_it_comes()
+        self._sort_appended(of)
+        yield from self._in_order() if of is None else self._as_it_comes()
         self.ended = run_over
 
     def _on_append(self, nodes: Sequence[Node]) -> None:
@@ -131,11 +156,11 @@ class Follower:
             self._arrived.setdefault(event.node_id, deque()).append(event.text)
         self._wake()
 
-    def _sort_appended(self) -> None:
+    def _sort_appended(self, of: str | None) -> None:
         while self._appended:
             node = self._appended.popleft()
-            if self._of is not None:
-                if isinstance(node, (Gen, Select)) and node.name == self._of:
+            if of is not None:
+                if isinstance(node, (Gen, Select)) and node.name == of:
                     self._follow(node)
             elif node.branch is None and node.context == self._tip:
                 self._tip = node.id

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.nodes import Constant, Node, Piece, Plain, Reference, RoleBegin, RoleEnd, Text
-from .bindings import Bound, Span
+from .bindings import Bound, Given, Span
 from .drafting import Cursor
-from .recorder import Recorder
 
 SILENT = frozenset({"fork", "return", "input", "tool"})  # node kinds that add no text
 
@@ -44,15 +43,11 @@ def stretch(nodes: Sequence[Node], name: str) -> Span:
     return Span(parts, name)
 
 
-def span_text(recorder: Recorder, span: Span) -> str:
-    """Its text; waits for it."""
-    return "".join(
-        str(part.value) if isinstance(part, Constant) else recorder.outcome(part.node_id).text for part in span.parts
-    )
-
-
 def pieces_of(bound: Bound) -> tuple[Piece, ...]:
     """What mentions a value in text, without waiting."""
-    if not isinstance(bound, Span):
-        return (Reference(bound.node_id),)
-    return tuple(Plain(str(part.value)) if isinstance(part, Constant) else part for part in bound.parts)
+    match bound:
+        case Span(parts=parts):
+            return tuple(Plain(str(part.value)) if isinstance(part, Constant) else part for part in parts)
+        case Given(value=value):
+            return (Plain(str(value)),)
+    return (Reference(bound.node_id),)

@@ -1,0 +1,84 @@
+"""Backends by SGLang's names, and the process-wide default backend that its programs expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import BackendNotFoundError, SpecError
+from ...ir.execution import Executor
+
+Backend = str | Executor | None
+
+
+class _Default:
+    """SGLang has one default backend per process, set by a call; programs being moved rely on it."""
+
+    backend: Backend = None
+
+
+def set_default_backend(backend: Backend) -> None:
+    """The backend of runs that name none and stand in no `with use(backend=...)`; a name or an Executor."""
+    if backend is not None and not isinstance(backend, (str, Executor)):
+        raise SpecError(f"{backend!r} is no backend", hint="give a name such as 'local', or an Executor")
+    _Default.backend = backend
+
+
+def default_backend() -> Backend:
+    """What `set_default_backend` set last."""
+    return _Default.backend
+
+
+class _Later:
+    """A backend of SGLang's that this version does not have: naming it is fine, making one says what to use."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise BackendNotFoundError(
+            f"{type(self).__name__} is a remote backend, and this version runs models in the process only",
+            hint="leave it out, or set_default_backend('local:smollm2')",
+        )
+
+
+class RuntimeEndpoint(_Later):
+    """SGLang's HTTP client."""
+
+
+class Runtime(_Later):
+    """SGLang's server process."""
+
+
+class OpenAI(_Later):
+    """OpenAI's API."""
+
+
+class Anthropic(_Later):
+    """Anthropic's API."""
+
+
+class LiteLLM(_Later):
+    """LiteLLM's API."""
+
+
+class VertexAI(_Later):
+    """Vertex AI's API."""
+
+
+class Crusoe(_Later):
+    """Crusoe's API."""
+
+
+class Engine(_Later):
+    """SGLang's engine."""
+
+
+class ServerArgs(_Later):
+    """SGLang's server options."""
+
+
+def flush_cache(backend: Backend = None) -> bool:
+    """Whether a cache was emptied. The embedded engine evicts by itself, so there is nothing to flush by hand."""
+    return False
+
+
+def get_server_info(backend: Backend = None) -> dict[str, Any] | None:
+    """None: there is no server."""
+    return None

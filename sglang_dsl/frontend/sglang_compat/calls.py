@@ -1,0 +1,309 @@
+"""`gen`, `select`, turns and the rest, with SGLang's parameters.
+
+A call takes what it leaves out from the run (`f.run(temperature=0)`), as in SGLang: so it becomes one of our calls only
+when it is appended. What a run gives is kept in a context variable, which reaches branches, threads and tasks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, fields, replace
+from typing import Any, NoReturn
+
+from ...errors import ProgramError, SpecError
+from ...ir.execution import Outcome
+from ...ir.nodes import Reasoning
+from ...ir.specs import SelectMethod
+from .. import primitives, roles
+from ..bindings import Bound
+from ..expressions import Chain, Draft, Expression, Generation, Handle, Picture, Selection, Turn, TurnBegin, TurnEnd
+from ..sites import caller_origin
+
+token_length_normalized: SelectMethod = "mean"
+greedy_token_selection: SelectMethod = "greedy"
+unconditional_likelihood_normalized: SelectMethod = "unconditional"
+
+Texts = str | Sequence[str] | None
+_THINK = Reasoning("<think>", "</think>")
+REASONING_MARKERS: Mapping[str, Reasoning] = {
+    **dict.fromkeys(("deepseek-r1", "deepseek-v3", "qwen3", "qwen3-thinking", "glm45", "step3", "interns1"), _THINK),
+    "kimi": Reasoning("◁think▷", "◁/think▷"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """SGLang's sampling parameters; None means not given. `top_k` -1 means off, as there."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    n: int | None = None
+    stop: Texts = None
+    stop_token_ids: Sequence[int] | None = None
+    stop_regex: Texts = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    ignore_eos: bool | None = None
+    return_logprob: bool | None = None
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+
+    def over(self, outer: Sampling) -> Sampling:
+        """These, with what is not given taken from `outer`."""
+        given = {f.name: value for f in fields(self) if (value := getattr(self, f.name)) is not None}
+        return replace(outer, **given)
+
+    def as_options(self) -> dict[str, Any]:
+        """The options of our `gen`."""
+        given: dict[str, Any] = {
+            "max_tokens": self.max_new_tokens,
+            "min_tokens": self.min_new_tokens,
+            "stop": self.stop or None,
+            "stop_token_ids": self.stop_token_ids,
+            "stop_regex": self.stop_regex or None,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,
+            "min_p": self.min_p,
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "ignore_eos": self.ignore_eos,
+            "logprobs": (self.top_logprobs_num or 0) if self.return_logprob else None,
+            "n": self.n if self.n is not None and self.n > 1 else None,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+SGLANG_DEFAULTS = Sampling(max_new_tokens=128)
+run_sampling: ContextVar[Sampling] = ContextVar("sglang_dsl.sglang_sampling", default=SGLANG_DEFAULTS)
+
+
+class SglGen(Handle[Any]):
+    """A `gen` that waits for the run's defaults."""
+
+    __slots__ = ("_options", "_sampling", "reasoning")
+
+    def __init__(self, name: str | None, sampling: Sampling, options: dict[str, Any]) -> None:
+        self.name = name
+        self._sampling = sampling
+        self._options = options
+        self.reasoning: Reasoning | None = None
+        self._made(SGLANG_DEFAULTS)  # so that a bad option is an error on its own line
+
+    def __repr__(self) -> str:
+        return f"gen({self.name!r})"
+
+    def write(self, draft: Draft) -> None:
+        """Our call, with the run's defaults; and the name of its reasoning part, if it has one."""
+        made = self._made(run_sampling.get())
+        watched = _Watched(draft)
+        made.write(watched)
+        if self.reasoning is not None and self.name is not None and watched.bound is not None:
+            part: Generation[str] = Generation(f"{self.name}_reasoning_content", {}, convert=None, check=None, n=None)
+            draft.bind(part, ReasoningPart(watched.bound.node_id, label=repr(part)))
+
+    def with_reasoning(self, reasoning: Reasoning) -> SglGen:
+        """The same call with its reasoning kept apart."""
+        copy = SglGen(self.name, self._sampling, self._options)
+        copy.reasoning = reasoning
+        return copy
+
+    def _made(self, defaults: Sampling) -> Generation[Any]:
+        options = {**self._sampling.over(defaults).as_options(), **self._options}
+        if self.reasoning is not None:
+            options["reasoning"] = self.reasoning
+        return primitives.gen(self.name, **options)
+
+
+class _Watched:
+    """A draft that remembers what was bound."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self.bound: Bound | None = None
+
+    def bind(self, handle: Handle[Any], bound: Bound) -> None:
+        """Remember, then pass on."""
+        self.bound = bound
+        self._draft.bind(handle, bound)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._draft, name)
+
+
+class ReasoningPart(Bound):
+    """The reasoning in front of a call's answer."""
+
+    __slots__ = ()
+
+    def finish(self, outcome: Outcome) -> str:
+        """It stands in the call's meta."""
+        return outcome.meta.reasoning if outcome.meta is not None else ""
+
+
+def gen(
+    name: str | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    n: int | None = None,
+    stop: Texts = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: Texts = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
+    ignore_eos: bool | None = None,
+    return_logprob: bool | None = None,
+    logprob_start_len: int | None = None,
+    top_logprobs_num: int | None = None,
+    return_text_in_logprobs: bool | None = None,
+    dtype: type | str | None = None,
+    choices: Sequence[str] | None = None,
+    choices_method: SelectMethod | None = None,
+    regex: str | None = None,
+    json_schema: str | Mapping[str, Any] | type | None = None,
+) -> SglGen | Selection[str]:
+    """SGLang's `gen`, with its 23 parameters. With `choices` it is a `select`.
+
+    Unlike there: the value read has the type asked for (`dtype=int` is an int), `choices=[]` is an error, the caller's lists
+    are never changed, and `json_schema` may be a dict or a class.
+    """
+    if choices is not None:
+        return select(name, choices, 0.0, choices_method or token_length_normalized)
+    sampling = Sampling(
+        max_new_tokens=max_tokens, min_new_tokens=min_tokens, n=n, stop=stop, stop_token_ids=stop_token_ids,
+        stop_regex=stop_regex, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+        frequency_penalty=frequency_penalty, presence_penalty=presence_penalty, ignore_eos=ignore_eos,
+        return_logprob=return_logprob, logprob_start_len=logprob_start_len, top_logprobs_num=top_logprobs_num,
+        return_text_in_logprobs=return_text_in_logprobs,
+    )  # fmt: skip
+    return SglGen(name, sampling, _shape(dtype, regex, json_schema))
+
+
+def gen_int(name: str | None = None, *args: Any, **kwargs: Any) -> SglGen | Selection[str]:
+    """`gen` of an integer."""
+    return gen(name, *args, **{**kwargs, "dtype": int})
+
+
+def gen_string(name: str | None = None, *args: Any, **kwargs: Any) -> SglGen | Selection[str]:
+    """`gen` of a quoted string, of letters, digits and spaces, as SGLang's `dtype=str`."""
+    return gen(name, *args, **{**kwargs, "dtype": str})
+
+
+def select(
+    name: str | None = None,
+    choices: Sequence[str] | None = None,
+    temperature: float = 0.0,
+    choices_method: SelectMethod = token_length_normalized,
+) -> Selection[str]:
+    """SGLang's `select`. `temperature` has to be 0: the best choice is taken."""
+    if temperature > 1e-5:
+        raise SpecError(
+            f"select takes the best choice, so temperature={temperature} has no meaning",
+            hint="leave temperature out; to sample, gen(regex='a|b')",
+            origin=caller_origin(),
+        )
+    return primitives.select(name, choices or (), method=choices_method)
+
+
+def image(source: Any) -> Picture:
+    """An image; no backend of this version takes one."""
+    return primitives.image(source)
+
+
+def video(path: str, num_frames: int) -> NoReturn:
+    """A video; no backend of this version takes one."""
+    raise ProgramError("no backend of this version takes videos", hint="describe it in text", origin=caller_origin())
+
+
+def separate_reasoning(expression: Any, model_type: str) -> Expression:
+    """Keep the reasoning of the gens inside apart: `X` is the answer, `X_reasoning_content` the reasoning."""
+    markers = REASONING_MARKERS.get(model_type)
+    if markers is None:
+        raise SpecError(
+            f"model_type={model_type!r} is unknown",
+            hint=f"one of {', '.join(REASONING_MARKERS)}",
+            origin=caller_origin(),
+        )
+    return Chain((_apart(expression, markers),))
+
+
+def _apart(expression: Any, markers: Reasoning) -> Any:
+    match expression:
+        case SglGen():
+            return expression.with_reasoning(markers)
+        case Chain(parts=parts):
+            return Chain(tuple(_apart(part, markers) for part in parts))
+        case Turn(role=role, content=content):
+            return Turn(role, tuple(_apart(part, markers) for part in content))
+        case list() | tuple():
+            return Chain(tuple(_apart(part, markers) for part in expression))
+    return expression
+
+
+def system(expr: Any = None) -> Turn:
+    """A system turn."""
+    return _turn("system", expr)
+
+
+def user(expr: Any = None) -> Turn:
+    """A user turn."""
+    return _turn("user", expr)
+
+
+def assistant(expr: Any = None) -> Turn:
+    """An assistant turn."""
+    return _turn("assistant", expr)
+
+
+def _turn(role: str, expr: Any) -> Turn:
+    return roles.role(role) if expr is None else roles.role(role, expr)
+
+
+def _parts(role: str) -> tuple[Callable[[], TurnBegin], Callable[[], TurnEnd]]:
+    return lambda: TurnBegin(role), lambda: TurnEnd(role)
+
+
+system_begin, system_end = _parts("system")
+user_begin, user_end = _parts("user")
+assistant_begin, assistant_end = _parts("assistant")
+
+_TYPES: Mapping[Any, Any] = {
+    int: {"type": int}, "int": {"type": int},
+    float: {"type": float}, "float": {"type": float},
+    bool: {"type": bool}, "bool": {"type": bool},
+    str: {"regex": r'"[\w\d\s]*"'}, "str": {"regex": r'"[\w\d\s]*"'}, "string": {"regex": r'"[\w\d\s]*"'},
+}  # fmt: skip
+
+
+def _shape(dtype: Any, regex: str | None, json_schema: Any) -> dict[str, Any]:
+    """What the output has to look like, as options of our `gen`."""
+    given = [
+        name for name, value in (("dtype", dtype), ("regex", regex), ("json_schema", json_schema)) if value is not None
+    ]
+    if len(given) > 1:
+        raise SpecError(f"{' and '.join(given)} exclude each other", hint=f"keep {given[0]}", origin=caller_origin())
+    if dtype is not None:
+        if dtype not in _TYPES:
+            raise SpecError(f"dtype={dtype!r} is unknown", hint="int, float, bool or str", origin=caller_origin())
+        return dict(_TYPES[dtype])
+    if json_schema is not None:
+        return {"schema": _parsed(json_schema) if isinstance(json_schema, str) else json_schema}
+    return {} if regex is None else {"regex": regex}
+
+
+def _parsed(json_schema: str) -> Any:
+    try:
+        return json.loads(json_schema)
+    except ValueError as error:
+        raise SpecError(f"json_schema is not JSON: {error}", hint="give a dict", origin=caller_origin()) from error

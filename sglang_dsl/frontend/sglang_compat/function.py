@@ -1,0 +1,193 @@
+"""`@sgl.function`: run, run_batch, bind, trace, cache."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, Literal
+
+from ...errors import DecorationError, SpecError
+from ...ir.execution import Executor
+from ...ir.graph import Graph
+from ...ir.specs import RunOptions
+from ..program import Program
+from ..result import Result
+from ..settings import settled, use
+from ..sites import Sites, caller_origin
+from ..state import State
+from ..tracer import trace
+from .backends import default_backend
+from .calls import SGLANG_DEFAULTS, Sampling, run_sampling
+from .states import ProgramState
+
+_SAMPLING_NAMES = frozenset(f.name for f in fields(Sampling))
+_RUN_NAMES = frozenset({"stream", "backend", "use_thread"})
+Backend = str | Executor | None
+
+
+class SglFunction:
+    """A program in SGLang's style. Its body gets a ProgramState.
+
+    `run` takes the sampling parameters of SGLang and `stream`, `backend`, `use_thread`, except for names that the
+    program's own parameters have: those are the program's.
+    """
+
+    def __init__(self, func: Callable[..., Any], bind_arguments: Mapping[str, Any] | None = None) -> None:
+        self.func = func
+        self.__name__ = func.__name__
+        self.__doc__ = func.__doc__
+        self.bind_arguments = dict(bind_arguments or {})
+        self.arg_names = _parameters(func)
+        self._program: Program[..., Any] = Program(_adapted(func), sites=Sites(func.__name__, func.__code__))
+
+    def bind(self, **kwargs: Any) -> SglFunction:
+        """The program with some arguments given; what a run states itself wins."""
+        unknown = [name for name in kwargs if name not in self.arg_names]
+        if unknown:
+            raise SpecError(f"{self.__name__} has no parameter {unknown[0]!r}", hint=", ".join(self.arg_names))
+        return SglFunction(self.func, {**self.bind_arguments, **kwargs})
+
+    def run(self, *args: Any, **kwargs: Any) -> ProgramState:
+        """Run the program; returns its final state. With `stream=True` it returns at once, and `text_iter()` follows.
+
+        What the body raises is raised (streamed: by the iteration). A call that failed raises when its variable is
+        read, and `error()` tells. `use_thread` has no effect: there is no thread per state.
+        """
+        sampling, control = self._split(kwargs)
+        with self._surroundings(sampling, control.get("backend")):
+            call = self._arguments(args, kwargs)
+            if control.get("stream"):
+                return self._streamed(call)
+            return _state_of(self._program._execute((), call, settled(None)), raising=True)
+
+    __call__ = run
+
+    def run_batch(
+        self,
+        batch_kwargs: Sequence[Mapping[str, Any] | Sequence[Any]],
+        *,
+        backend: Backend = None,
+        num_threads: int | Literal["auto"] = "auto",
+        progress_bar: bool = False,
+        generator_style: bool = False,
+        **sampling: Any,
+    ) -> list[ProgramState] | Iterator[ProgramState]:
+        """Run once per item; the states in the items' order, as they come with `generator_style`. An item that failed loses
+        no other: its state's `error()` tells, and reading it raises.
+        """
+        unknown = sorted(set(sampling) - _SAMPLING_NAMES)
+        if unknown:
+            raise SpecError(f"run_batch has no parameter {unknown[0]!r}", hint=", ".join(sorted(_SAMPLING_NAMES)))
+        calls = [self._item(item) for item in batch_kwargs]
+        concurrency = min(96, max(len(calls), 1)) if num_threads == "auto" else num_threads
+        states = self._batch(calls, Sampling(**sampling), backend, concurrency, progress_bar)
+        return states if generator_style else list(states)
+
+    def trace(self, *, backend: Backend = None, **kwargs: Any) -> Graph:
+        """The graph, without a model; arguments that are not given stay unknown."""
+        given = {**self.bind_arguments, **kwargs}
+        unknown = tuple(name for name in self.arg_names if name not in given)
+        with self._surroundings(Sampling(), backend):
+            return trace(self._program, (), given, symbolic=unknown, strict=False)
+
+    def cache(self, backend: Backend = None) -> None:
+        """Nothing to do: prefixes are shared within and between runs anyway."""
+
+    def _batch(
+        self, calls: list[dict[str, Any]], sampling: Sampling, backend: Backend, concurrency: int, progress: bool
+    ) -> Iterator[ProgramState]:
+        waiting: dict[int, ProgramState] = {}
+        following = 0
+        with self._surroundings(sampling, backend):
+            results = self._program.run_batch_iter(calls, concurrency=concurrency, progress=progress)
+        for index, result in results:
+            waiting[index] = _state_of(result, raising=False)
+            while following in waiting:
+                yield waiting.pop(following)
+                following += 1
+
+    def _streamed(self, call: dict[str, Any]) -> ProgramState:
+        stream = self._program._stream((), call, settled(None))
+        running = stream.begin()
+        state = ProgramState(running.state)
+        state.stream = stream
+        return state
+
+    def _split(self, kwargs: dict[str, Any]) -> tuple[Sampling, dict[str, Any]]:
+        own = set(self.arg_names)
+        sampling = {name: kwargs.pop(name) for name in list(kwargs) if name in _SAMPLING_NAMES - own}
+        control = {name: kwargs.pop(name) for name in list(kwargs) if name in _RUN_NAMES - own}
+        return Sampling(**sampling), control
+
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        if len(args) > len(self.arg_names):
+            raise TypeError(f"{self.__name__} takes {len(self.arg_names)} arguments, {len(args)} were given")
+        return {**self.bind_arguments, **dict(zip(self.arg_names, args, strict=False)), **kwargs}
+
+    def _item(self, item: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+        return self._arguments((), item) if isinstance(item, Mapping) else self._arguments(item, {})
+
+    def _surroundings(self, sampling: Sampling, backend: Backend) -> _Surroundings:
+        return _Surroundings(sampling, backend)
+
+
+class _Surroundings:
+    """What a run's own calls and the programs called inside it take over: its sampling and its backend."""
+
+    def __init__(self, sampling: Sampling, backend: Backend) -> None:
+        self._sampling = sampling
+        self._backend = backend
+
+    def __enter__(self) -> None:
+        self._token = run_sampling.set(self._sampling.over(SGLANG_DEFAULTS))
+        backend = self._backend if self._backend is not None else settled(None).backend or default_backend()
+        self._use = use(RunOptions(backend=backend))
+        self._use.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._use.__exit__(None, None, None)
+        run_sampling.reset(self._token)
+
+
+def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | None = None) -> Any:
+    """SGLang's decorator. `num_api_spec_tokens` has no effect: calls are not speculated over an API.
+
+    Raises:
+        DecorationError: an async function or a generator (here as everywhere their body would not run), or one without
+            a state parameter.
+    """
+    if func is None:
+        return lambda wrapped: function(wrapped)
+    if inspect.iscoroutinefunction(func) or inspect.isgeneratorfunction(func):
+        raise DecorationError(
+            f"{func.__name__} is async or a generator",
+            hint="@sglang_dsl.program takes async def",
+            origin=caller_origin(),
+        )
+    if not inspect.isfunction(func) or not inspect.signature(func).parameters:
+        raise DecorationError(f"{func!r} has no parameter for the state", hint="def f(s, ...)", origin=caller_origin())
+    return SglFunction(func)
+
+
+def _parameters(func: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(inspect.signature(func).parameters)[1:]
+
+
+def _adapted(func: Callable[..., Any]) -> Callable[..., Any]:
+    """The body as one of ours: what it is given is wrapped."""
+
+    def body(s: State, /, *args: Any, **kwargs: Any) -> Any:
+        return func(ProgramState(s), *args, **kwargs)
+
+    body.__name__ = func.__name__
+    body.__doc__ = func.__doc__
+    return body
+
+
+def _state_of(result: Result[Any], *, raising: bool) -> ProgramState:
+    if raising and result.error is not None and result.raised_by_body:
+        raise result.error
+    state = ProgramState(result.state)
+    state._result = result
+    return state

@@ -1,0 +1,228 @@
+"""SGLang's `ProgramState` and the group that `fork` gives."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Literal, overload
+
+from ...errors import ProgramError, SpecError
+from ...ir.execution import Meta
+from ..bindings import Given
+from ..expressions import Chain, Turn
+from ..result import Result
+from ..sites import Site, caller_origin
+from ..spans import NamedSpan, OpenTurn
+from ..state import Branches, State
+from ..streaming import Stream
+from .meta import meta_info
+
+Gather = Literal["gather_variable", "concate_and_append"]
+
+
+class ProgramState:
+    """What a program appends to, with SGLang's methods. Over a State of ours, which is `state.inner`."""
+
+    def __init__(self, inner: State) -> None:
+        self.inner = inner
+        self.stream: Stream[Any] | None = None
+        self._result: Result[Any] | None = None
+
+    # appending ---------------------------------------------------------------------------------------------------
+
+    def __iadd__(self, other: Any) -> ProgramState:
+        self._say(other, self._site(sys._getframe(1)))
+        return self
+
+    def _say(self, item: Any, site: Site) -> None:
+        self.inner._cursor.say(item, site)
+
+    def _site(self, frame: Any) -> Site:
+        return self.inner._cursor.recorder.sites.at(frame)
+
+    def system(self, expr: Any = None) -> Any:
+        """With an expression: append that turn (what it returns adds nothing more). Without: a with-form."""
+        return self._turn("system", expr, self._site(sys._getframe(1)))
+
+    def user(self, expr: Any = None) -> Any:
+        """Like `system`, for the user's turn."""
+        return self._turn("user", expr, self._site(sys._getframe(1)))
+
+    def assistant(self, expr: Any = None) -> Any:
+        """Like `system`, for the assistant's turn."""
+        return self._turn("assistant", expr, self._site(sys._getframe(1)))
+
+    def _turn(self, role: str, expr: Any, site: Site) -> Any:
+        if expr is None:
+            return OpenTurn(self.inner._cursor, role, site)
+        self._say(Turn(role, (expr,)), site)
+        return Chain(())  # so that `s += s.user("x")`, which tutorials show, appends the turn once
+
+    def var_scope(self, name: str) -> NamedSpan:
+        """`with s.var_scope("story"): ...`: the name stands for the text appended inside."""
+        return NamedSpan(self.inner._cursor, name)
+
+    # reading -----------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        return self.get_var(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.set_var(name, value)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.inner
+
+    def get_var(self, name: str) -> Any:
+        """Its value; waits for it, and raises why it failed."""
+        return self.inner[name]
+
+    def set_var(self, name: str, value: Any) -> None:
+        """Give a name a value by hand."""
+        self.inner._cursor.rebind(name, Given(value, name))
+
+    def get_meta_info(self, name: str) -> dict[str, Any]:
+        """Counts, finish reason and log-probabilities of a call, under SGLang's keys."""
+        found: Meta = self.inner.meta(name)
+        return meta_info(found)
+
+    def text(self) -> str:
+        """All text so far; waits for it."""
+        return self.inner.text
+
+    def messages(self) -> list[dict[str, str]]:
+        """The turns so far."""
+        return self.inner.messages()
+
+    def sync(self) -> None:
+        """Wait for all text so far. Raises nothing: `error()` tells."""
+        self.error()
+
+    def error(self) -> BaseException | None:
+        """Why the state failed, or None; waits for its end."""
+        if self._result is not None or self.stream is not None:
+            return self._ended().error
+        try:
+            _ = self.inner.text
+        except Exception as error:  # noqa: BLE001  whatever failed is what was asked for
+            return error
+        return None
+
+    @property
+    def ret_value(self) -> Any:
+        """What the program returned; waits for its end."""
+        return self._ended().value
+
+    def text_iter(self, var_name: str | None = None) -> Iterator[str]:
+        """The text as it is written (`run(stream=True)`), or at once."""
+        if self.stream is None or self.stream.spent:
+            yield self.text() if var_name is None else str(self.get_var(var_name))
+            return
+        yield from self.stream if var_name is None else self.stream.of(var_name)
+
+    async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
+        """Like `text_iter`; with `return_meta_data` (of a variable) pairs of text and meta info."""
+        if return_meta_data and var_name is None:
+            raise SpecError(
+                "return_meta_data needs a variable", hint="text_async_iter('answer', return_meta_data=True)"
+            )
+        if self.stream is None or self.stream.spent:
+            text = self.text() if var_name is None else str(self.get_var(var_name))
+            yield (text, self.get_meta_info(str(var_name))) if return_meta_data else text
+            return
+        async for chunk in self.stream if var_name is None else self.stream.of(var_name):
+            yield (chunk, {}) if return_meta_data else chunk
+        if return_meta_data:
+            yield "", self.get_meta_info(str(var_name))
+
+    def _ended(self) -> Result[Any]:
+        if self._result is None:
+            running = None if self.stream is None else self.stream.running
+            if running is None:
+                raise ProgramError("this state is not that of a whole run", hint="ask the state that run() returned")
+            self._result = running.result(raising=False)
+        return self._result
+
+    # forking -----------------------------------------------------------------------------------------------------
+
+    def fork(self, size: int = 1, position_ids_offset: Any = None) -> ProgramStateGroup:
+        """`size` branches. `position_ids_offset` has no effect, as in SGLang."""
+        branches = self.inner._fork(size, self._site(sys._getframe(1)))
+        return ProgramStateGroup(branches, self)
+
+    def copy(self, position_ids_offset: Any = None) -> AbstractContextManager[ProgramState]:
+        """`with s.copy() as c: ...`: a branch whose variables are this state's after the block, as plain values."""
+        return self._copied(self._site(sys._getframe(1)))
+
+    @contextmanager
+    def _copied(self, site: Site) -> Iterator[ProgramState]:
+        (branch,) = self.inner._fork(1, site)
+        yield ProgramState(branch)
+        self.inner._cursor.names.update(branch._cursor.names)
+        branch._cursor.line.closed = site.origin
+
+    def __repr__(self) -> str:
+        return f"<ProgramState over {self.inner!r}>"
+
+
+class ProgramStateGroup:
+    """The branches of a fork."""
+
+    def __init__(self, branches: Branches, parent: ProgramState) -> None:
+        self._branches = branches
+        self._parent = parent
+        self.states = [ProgramState(branch) for branch in branches]
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def __iter__(self) -> Iterator[ProgramState]:
+        return iter(self.states)
+
+    @overload
+    def __getitem__(self, index: int) -> ProgramState: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[ProgramState]: ...
+    def __getitem__(self, index: int | slice) -> ProgramState | list[ProgramState]:
+        return self.states[index]
+
+    def __setitem__(self, index: int, state: ProgramState) -> None:
+        """What `group[i] += x` ends with."""
+        if state is not self.states[index]:
+            raise ProgramError(f"branch {index} cannot be replaced", hint="group[i] += x", origin=caller_origin())
+
+    def __iadd__(self, other: Any) -> ProgramStateGroup:
+        """Append to every branch: text, a call, a list with one item per branch, or a function of the index."""
+        if isinstance(other, (list, tuple)):
+            if len(other) != len(self):
+                what = f"{len(other)} items for {len(self)} branches"
+                raise ProgramError(what, hint="give one item per branch", origin=caller_origin())
+            items = list(other)
+            other = lambda index: items[index]  # noqa: E731  a function of the index, like any other
+        self._branches._say(other, self._parent._site(sys._getframe(1)))
+        return self
+
+    def join(self, mode: Gather = "gather_variable") -> None:
+        """Bring the branches together: each variable they bound becomes a list in the parent, one item per branch
+        (MISSING where a branch did not bind it), or their text is appended to the parent.
+
+        Raises:
+            JoinError: when the list is read and a branch failed; it holds every branch's value or error.
+        """
+        site = self._parent._site(sys._getframe(1))
+        if mode not in ("gather_variable", "concate_and_append"):
+            raise SpecError(
+                f"mode={mode!r} is unknown", hint="gather_variable or concate_and_append", origin=site.origin
+            )
+        self._branches._join_as("all" if mode == "gather_variable" else "concat", site)
+
+    def __enter__(self) -> ProgramStateGroup:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.join()
