@@ -593,7 +593,7 @@ def test_tool_is_called_by_the_runtime_and_read_like_its_result(fake):
     assert result.value == (full, full, "x0", 3)
     assert result.text == 'Found: ["x0", "x1", "x2"]'
     (node,) = [n for n in result.graph if isinstance(n, Tool)]
-    assert (node.pure, node.timeout_s, node.tool) == (True, 3, "test_programs.search")
+    assert (node.pure, node.timeout_s, node.tool) == (True, 3, search.key)
 
 
 def test_tool_takes_and_gives_what_its_annotations_say(fake):
@@ -608,9 +608,7 @@ def test_tool_takes_and_gives_what_its_annotations_say(fake):
 
     result = p.run(options=on(fake()))
     assert result.value == (Point(2, 1), Point(1, 2))
-    assert {n.tool for n in result.graph if isinstance(n, Tool)} == {
-        "test_programs.test_tool_takes_and_gives_what_its_annotations_say.<locals>.swap"
-    }
+    assert {n.tool for n in result.graph if isinstance(n, Tool)} == {swap.key}
 
 
 def test_tool_called_outside_of_a_program_is_the_function():
