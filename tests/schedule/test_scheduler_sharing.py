@@ -253,3 +253,17 @@ def test_lease_is_counted_down_however_its_child_ends(lab, namespace, how):
     it.run()
     assert it.scheduler.snapshot().leases == 0
     it.expect_all_released()
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_fork_inside_a_siblings_last_open_page_computes_it_once(lab, page_size):
+    it = lab(num_pages=200, page_size=page_size)
+    stem = PREAMBLE[: 2 * page_size + 3]
+    for branch in range(5):
+        it.generate(f"b{branch}", (*stem, 40 + branch), 4)
+    plan = it.turn()
+    assert sum(len(row.token_ids) for row in plan.rows) == len(stem) + 5
+    assert len(plan.mirrors) == 4 * 3
+    it.run()
+    it.expect_cold_outputs()
+    it.expect_all_released()

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 from ...errors import IntegrityError
 from .keys import TOKEN_BYTES
+from .node import Node, Receipt
 from .pages import PagePool, Place
 from .prefix_cache import PrefixCache
-from .tree import Node, RadixTree, Receipt
+from .tree import RadixTree
 
 
 class Holding(NamedTuple):

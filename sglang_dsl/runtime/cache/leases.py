@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from .keys import TOKEN_BYTES
 from .namespace import Namespace
-from .tree import Node, RadixTree, Receipt
+from .node import Node, Receipt
+from .tree import RadixTree
 
 
 @dataclass(slots=True)

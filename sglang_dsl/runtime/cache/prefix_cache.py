@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from .eviction import POLICIES, EvictionName
 from .leases import LeaseTable
 from .namespace import Namespace
+from .node import Match, Receipt
 from .pages import PagePool
-from .tree import Match, RadixTree, Receipt
+from .tree import RadixTree
 
 LEASED_SHARE = 0.75  # of the pool, at most, is locked by leases; the rest keeps running requests alive
 

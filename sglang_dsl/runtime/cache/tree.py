@@ -9,107 +9,19 @@ Divergence inside a page is no match for that page.
 
 Invariants, checked by `integrity.py`: a node's lock is the number of living receipts at or below it; so an unlocked
 node has only unlocked descendants and every unlocked page can be evicted. Pending nodes are always locked.
+
+Source: the idea is RadixAttention's (Zheng et al., arXiv 2312.07104, section 3); locks as receipts, pending nodes and leases are ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from ...errors import IntegrityError
 from .eviction import EvictionPolicy, EvictionQueue, lru
 from .keys import TOKEN_BYTES, common_bytes
 from .namespace import Namespace
-
-
-class Node:
-    """A span of tokens below its parent. Only the tree changes it."""
-
-    __slots__ = (
-        "children",
-        "created",
-        "end",
-        "hints",
-        "hits",
-        "key",
-        "last_access",
-        "leased",
-        "lock",
-        "namespace",
-        "pages",
-        "parent",
-        "pending",
-        "priority",
-        "serial",
-        "writer",
-    )
-
-    def __init__(self, namespace: Namespace, parent: Node | None, key: bytes, pages: list[int], serial: int) -> None:
-        self.namespace = namespace
-        self.parent = parent
-        self.key = key
-        self.pages = pages
-        self.serial = serial
-        self.end: int = (parent.end if parent else 0) + len(key) // TOKEN_BYTES  # tokens from the root to here
-        self.children: dict[bytes, Node] = {}
-        self.lock = 0
-        self.leased = 0  # leases at or below it; kept by the LeaseTable
-        self.created = self.last_access = 0
-        self.hits = 0  # requests that used it
-        self.priority = 0
-        self.hints = 0  # known coming uses that hold no lock (demoted leases)
-        self.pending = False
-        self.writer = -1  # sequence whose step in flight fills a pending node
-
-    def __lt__(self, other: Node) -> bool:
-        return self.serial < other.serial
-
-    def path(self) -> list[Node]:
-        """From the root to this node."""
-        found = [self]
-        while (node := found[-1].parent) is not None:
-            found.append(node)
-        return found[::-1]
-
-
-class Receipt:
-    """Proof of a lock on the path from a node to its root. Releasing replays it on the same node, once.
-
-    A split keeps the node at its deeper end, so receipts stay true across splits.
-    """
-
-    __slots__ = ("alive", "node", "owner")
-
-    def __init__(self, node: Node, owner: str) -> None:
-        self.node = node
-        self.owner = owner
-        self.alive = True
-
-
-class Match(NamedTuple):
-    """The longest usable prefix: `tokens` of it, on `pages`, ending exactly at `node`."""
-
-    node: Node
-    tokens: int
-    pages: list[int]
-
-
-class Tail(NamedTuple):
-    """The best match inside the page after a node: the first `tokens` slots of `child`'s first page hold the same tokens."""
-
-    child: Node
-    tokens: int
-
-
-class Inserted(NamedTuple):
-    """Where an insertion ended and the pages the tree had already, for the first part of the inserted span.
-
-    `taken`: how many of the offered pages (after those the tree had) the tree has now taken.
-    """
-
-    node: Node
-    existing: list[int]
-    taken: int
+from .node import Inserted, Match, Node, Receipt, Tail
 
 
 class RadixTree:

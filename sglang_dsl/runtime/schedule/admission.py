@@ -2,6 +2,8 @@
 
 A request rarely generates all it may. The new-token ratio is the share of it that is set aside: high at first, it decays while
 all goes well; a retraction sets it to what was observed; when the engine is idle it starts afresh.
+
+Source: the ratio, its decay over 600 steps and the slack of 20 tokens are those of SGLang (srt/managers/schedule_policy.py, 0.5).
 """
 
 from __future__ import annotations

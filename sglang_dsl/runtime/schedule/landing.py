@@ -40,7 +40,7 @@ class Landing:
         out = [Progress(seq.request_id, "failed", error=error) for seq in members if seq.ending is None]
         for seq in members:
             self._life.end(seq, seq.prompt_tokens)
-        self._ownership.return_tails()
+        self._ownership.return_borrowed()
         self._cache.tree.drop_pending()
         self._life.counters.failed += len(out)
         return out
@@ -51,7 +51,7 @@ class Landing:
         self._cache.commit_pending()
         for piece in flight.pieces:
             self._land(piece, out)
-        self._ownership.return_tails()
+        self._ownership.return_borrowed()
         self._cache.leases.follow()
         for scored in scores:
             _note(flight.asked[scored.key], scored)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from ..cache.tree import Node
+from ..cache.node import Node
 from .step import Group
 
 Path: TypeAlias = tuple[tuple[int, int], ...]  # (serial, end in tokens) of each node below the root, shallowest first

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..cache.integrity import Holding
 from ..cache.keys import TOKEN_BYTES, pack
+from ..cache.node import Node, Receipt
 from ..cache.prefix_cache import PrefixCache
-from ..cache.tree import Receipt
 from .scoring import Edge
 from .sequence import Sequence
 
@@ -29,15 +29,12 @@ class Ownership:
             return
         match, seq.receipt = self.cache.hold(seq.request.namespace, seq.key, limit_tokens, seq.request_id)
         seq.pages, seq.tree_pages, seq.computed = match.pages, len(match.pages), match.tokens
-        if self._page > 1 and seq.task is None and limit_tokens > match.tokens:
-            seq.tail = self.cache.tree.tail(match.node, seq.key, limit_tokens)
 
-    def borrow_tail(self, seq: Sequence) -> None:
-        """Keep the node that `seq.tail` copies from until the step has landed."""
-        if seq.tail is not None:
-            self._borrowed.append(self.cache.tree.acquire(seq.tail.child, seq.request_id))
+    def borrow(self, node: Node, seq: Sequence) -> None:
+        """Keep a node that `seq` copies from until the step has landed."""
+        self._borrowed.append(self.cache.tree.acquire(node, seq.request_id))
 
-    def return_tails(self) -> None:
+    def return_borrowed(self) -> None:
         """The step has landed: nothing is copied from any more."""
         for receipt in self._borrowed:
             self.cache.tree.release(receipt)

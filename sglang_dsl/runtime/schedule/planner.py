@@ -16,6 +16,7 @@ from .ownership import Ownership
 from .policy import POLICIES, ordered
 from .sequence import Piece, Sequence
 from .step_builder import Flight, StepBuilder, arrange, steady
+from .tails import fill_tail, find_tail
 
 WORTH_WAITING_TOKENS = 32  # a sibling's unfinished prefix is waited for if it saves at least so many
 STALLED_STEPS = 8  # after a refusal for memory, admission is tried again so many steps later, or when something changes
@@ -38,7 +39,7 @@ class Planner:
     def plan(self, now: float) -> Flight | None:
         """The next step; None if nothing can run now."""
         self.steps += 1
-        self._ownership.return_tails()
+        self._ownership.return_borrowed()
         self._retract_on_schedule()
         if not self._life.running:
             self.ratio.reset()
@@ -136,6 +137,7 @@ class Planner:
     def _add(self, seq: Sequence, end: int, builder: StepBuilder) -> Piece:
         piece = builder.add(seq, end)
         self._ownership.publish(seq, end)
+        builder.leave_open(piece)
         self._life.counters.computed_tokens += end - piece.start
         return piece
 
@@ -215,9 +217,10 @@ class Planner:
 
     def _start(self, seq: Sequence, builder: StepBuilder, now: float) -> bool:
         """Give `seq` its first chunk. False if there is none, or its pages are not to be had after all."""
-        tail = seq.tail
+        tail = find_tail(seq, self._cache.tree, builder)
         seq.computed += tail.tokens if tail else 0
-        self._ownership.borrow_tail(seq)
+        if tail is not None and tail.node is not None:
+            self._ownership.borrow(tail.node, seq)
         end = self._chunk_end(seq, builder)
         if seq.computed < len(seq.tokens) and (end <= seq.computed or not self._ownership.grow(seq, end)):
             self._life.counters.allocation_failures += end > seq.computed
@@ -227,26 +230,15 @@ class Planner:
         if seq.computed < len(seq.tokens):
             piece = self._add(seq, end, builder)
             if tail is not None:
-                self._fill_tail(piece, builder)
+                fill_tail(tail, piece, builder)
         if seq.task is not None and self._stands_at_end(seq, builder):
             self._add_edges(seq, builder)
         return True
-
-    def _fill_tail(self, piece: Piece, builder: StepBuilder) -> None:
-        tail = piece.seq.tail
-        if tail is None:
-            return
-        above = builder.writer(tail.child.writer) if tail.child.pending else None
-        if above is not None:
-            builder.share_tail(above, piece, piece.start)
-        else:
-            builder.copy_tail(tail.child.pages[0], piece, tail.tokens)
 
     def _join(self, seq: Sequence, above: Piece, builder: StepBuilder, now: float) -> bool:
         """`seq` ends where `above` does: it samples from that row and computes nothing."""
         size, tokens = self._cache.page_size, len(seq.tokens)
         self._ownership.take_prefix(seq, tokens)
-        seq.tail = None
         if seq.computed == tokens - tokens % size and self._fits(seq) and self._ownership.grow(seq, tokens):
             if tokens % size:
                 builder.share_page(above, seq.pages[-1], tokens)

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Protocol, TypeAlias
 
-from ..cache.tree import Node, RadixTree
+from ..cache.node import Node
+from ..cache.tree import RadixTree
 from .config import PolicyName
 from .sequence import Sequence
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Tokens
 
 from ...ir.execution import TokenScore
 from ..cache.keys import pack
-from ..cache.tree import Receipt, Tail
+from ..cache.node import Receipt
 from .request import GenerateRequest, Phase, Request, ScoreRequest
 from .scoring import Edge, ScoreTask
 
@@ -40,7 +40,6 @@ class Sequence:
         "request",
         "request_id",
         "seq_id",
-        "tail",
         "task",
         "tokens",
         "tree_pages",
@@ -73,7 +72,6 @@ class Sequence:
         self.computed = 0
         self.own_start = 0
         self.receipt: Receipt | None = None
-        self.tail: Tail | None = None
 
     @property
     def generated(self) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 from typing import NamedTuple
 
+from ..cache.keys import TOKEN_BYTES, common_bytes
 from ..cache.namespace import Namespace
+from ..cache.node import Node
 from .levels import Levels, Path, path_of, shared_levels
 from .request import GenerateRequest
 from .scoring import Edge, TrieNode
@@ -54,6 +56,7 @@ class StepBuilder:
         self._by_writer: dict[int, Piece] = {}
         self._by_edge: dict[int, Piece] = {}
         self._finals: dict[tuple[Namespace, bytes], Piece] = {}
+        self._open_pages: dict[int, list[Piece]] = {}  # by the node below which a sibling would find them
         self._copies: list[PageCopy] = []
         self._mirrors: list[tuple[Piece, int, int]] = []
 
@@ -101,6 +104,26 @@ class StepBuilder:
     def writer(self, seq_id: int) -> Piece | None:
         """The piece of this step that computes this sequence's own tokens."""
         return self._by_writer.get(seq_id)
+
+    def piece_of(self, seq_id: int) -> Piece:
+        """The piece of this step that fills this sequence's pending nodes."""
+        return self._by_writer[seq_id]
+
+    def leave_open(self, piece: Piece) -> None:
+        """`piece` ends inside a page: siblings that go on below its last whole page may begin with what it has there."""
+        receipt, whole = piece.seq.receipt, piece.end - piece.end % self._page
+        if receipt is not None and piece.end > whole == receipt.node.end:
+            self._open_pages.setdefault(receipt.node.serial, []).append(piece)
+
+    def longest_open_page(self, node: Node, key: bytes, limit_tokens: int) -> tuple[Piece | None, int]:
+        """The piece whose last, open page begins with most of `key[node.end : limit_tokens]`, and how many tokens that is."""
+        start, end = node.end * TOKEN_BYTES, min(len(key), limit_tokens * TOKEN_BYTES)
+        best: tuple[Piece | None, int] = (None, 0)
+        for piece in self._open_pages.get(node.serial, ()) if end > start else ():
+            tokens = common_bytes(piece.seq.key[start : piece.end * TOKEN_BYTES], key, start, end) // TOKEN_BYTES
+            if tokens > best[1]:
+                best = (piece, tokens)
+        return best
 
     def copy_tail(self, source: int, piece: Piece, tokens: int) -> None:
         """The first `tokens` slots of the piece's first page are those of page `source`."""
