@@ -127,7 +127,7 @@ class _Compiler:
 
     def _value(self, schema: Schema, path: str, depth: int) -> Expr:
         if depth > LIMITS.depth:
-            raise ConstraintError(f"the schema nests deeper than {LIMITS.depth} at {path}", hint="flatten it")
+            raise ConstraintError(f"the schema nests deeper than {LIMITS.depth} at {path[:60]}...", hint="flatten it")
         if not isinstance(schema, (bool, dict)):
             raise ConstraintError(f"{schema!r} at {path} is not a schema", hint="a schema is an object, true or false")
         flat = self._refs.flat(schema, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from .charset import ANY, DIGITS, CharSet
@@ -77,8 +78,11 @@ def _enclosed(opening: str, parts: list[Expr], closing: str, space: Expr) -> Exp
     return seq(text(opening), space, *inner, *([space] if inner else []), text(closing))
 
 
+@lru_cache(maxsize=1024)
 def integer_expr(low: int | None, high: int | None) -> Expr:
     """Integers in [low, high], exactly; a missing bound stands for as many digits as int64 or the other bound needs."""
+    if low is None and high is None:
+        return alt(text("0"), seq(optional(text("-")), _NONZERO, repeat(DIGIT, 0, MAX_INTEGER_DIGITS - 1)))
     reach = max(10**MAX_INTEGER_DIGITS - 1, 10 * abs(low or 0), 10 * abs(high or 0))
     low, high = -reach if low is None else low, reach if high is None else high
     if low > high:
@@ -132,7 +136,7 @@ def _fraction() -> Expr:
 def decimal_range_expr(low: Decimal | None, high: Decimal | None, *, above: bool, below: bool) -> Expr:
     """Decimal numbers without exponent in the range; `above` and `below` leave the bound itself out.
 
-    Where a bound is left out there are at most 15 digits in all, so that rounding to a double cannot reach it.
+    Near a bound that is left out there are at most 15 digits in all, so that rounding to a double cannot reach it.
     """
     reach = max(Decimal(10**MAX_FRACTION_DIGITS), 10 * abs(low or Decimal(0)), 10 * abs(high or Decimal(0)))
     low, high = (-reach if low is None else low), (reach if high is None else high)
@@ -149,21 +153,27 @@ def decimal_range_expr(low: Decimal | None, high: Decimal | None, *, above: bool
 def _magnitudes(low: Decimal, high: Decimal, *, above: bool, below: bool) -> Expr:
     """Decimals in [low, high], low >= 0."""
     first, last = int(low), int(high)
-    width = max(1, MAX_FRACTION_DIGITS - len(str(last))) if above or below else MAX_FRACTION_DIGITS
-    low_digits, high_digits = _fraction_digits(low, width, up=True), _fraction_digits(high, width, up=False)
+    low_width, high_width = _fraction_width(first, exclusive=above), _fraction_width(last, exclusive=below)
+    low_digits, high_digits = _fraction_digits(low, low_width, up=True), _fraction_digits(high, high_width, up=False)
     if low_digits is None:
         first, low_digits, above = first + 1, "", False
     if first > last:
         return NOTHING
     if first == last:
+        width = min(low_width, high_width)
         return seq(text(str(first)), _fraction_between(low_digits, high_digits, width, above=above, below=below))
     options = [
-        seq(text(str(first)), _fraction_between(low_digits, None, width, above=above, below=False)),
-        seq(text(str(last)), _fraction_between("", high_digits, width, above=False, below=below)),
+        seq(text(str(first)), _fraction_between(low_digits, None, low_width, above=above, below=False)),
+        seq(text(str(last)), _fraction_between("", high_digits, high_width, above=False, below=below)),
     ]
     if first + 1 < last:
-        options.append(seq(_naturals(first + 1, last - 1), optional(seq(text("."), repeat(DIGIT, 1, width)))))
+        options.append(seq(_naturals(first + 1, last - 1), optional(seq(text("."), repeat(DIGIT, 1, high_width)))))
     return alt(*options)
+
+
+def _fraction_width(whole: int, *, exclusive: bool) -> int:
+    """How many fraction digits a number near a bound may have."""
+    return max(1, MAX_FRACTION_DIGITS - len(str(whole))) if exclusive else MAX_FRACTION_DIGITS
 
 
 def _fraction_digits(value: Decimal, width: int, *, up: bool) -> str | None:

@@ -15,7 +15,7 @@ class Limits:
     """Sizes above which a constraint is refused.
 
     source_bytes: of the canonical text. depth: levels of schemas in schemas, and of regex groups. json_depth: brackets in the
-    source. repeat_product: nested bounded repeats multiplied.
+    source. repeat_product: nested bounded repeats multiplied. references: followed in one schema, repeats counted.
     """
 
     source_bytes: int = 256 * 1024
@@ -24,6 +24,7 @@ class Limits:
     enum_values: int = 10_000
     properties: int = 512
     repeat_product: int = 100_000
+    references: int = 20_000
 
 
 LIMITS = Limits()

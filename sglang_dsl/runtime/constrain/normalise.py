@@ -11,6 +11,7 @@ import re
 from typing import Any, TypeAlias
 
 from ...errors import ConstraintError
+from .limits import LIMITS
 
 Schema: TypeAlias = bool | dict[str, Any]
 
@@ -47,6 +48,7 @@ class Refs:
 
     def __init__(self, document: Schema) -> None:
         self._document = document
+        self._followed = 0
 
     def resolve(self, ref: object, path: str) -> Schema:
         """The schema a `$ref` names.
@@ -56,6 +58,9 @@ class Refs:
         """
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
             raise refused(path, "$ref", f"{ref!r} is not a local reference such as '#/$defs/Name'")
+        self._followed += 1
+        if self._followed > LIMITS.references:
+            raise refused(path, "$ref", f"more than {LIMITS.references} references are followed", "simplify the schema")
         target: Any = self._document
         for part in ref[1:].split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
