@@ -46,7 +46,7 @@ from .ir.nodes import Reasoning
 from .ir.specs import ConstraintSpec, RunOptions, SamplingSpec
 
 if TYPE_CHECKING:
-    from .ir.analysis import explain
+    from .ir.explain import explain
 
 __version__ = "0.1.0"
 
@@ -62,7 +62,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """`explain` pulls in networkx, so it is loaded when first asked for."""
     if name == "explain":
-        from .ir.analysis import explain
+        from .ir.explain import explain
 
         return explain
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
