@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import Origin, TraceError
 from ..ir.graph import Graph
-from ..ir.nodes import Expression, Input, Node, Piece, Plain, Reference, Return
+from ..ir.nodes import (
+    Break,
+    Concat,
+    Constant,
+    DictOf,
+    Expression,
+    Input,
+    ListOf,
+    Node,
+    Plain,
+    Reference,
+    Return,
+)
 from .bindings import Bound
 from .data import data_of_value
 from .drafting import Cursor, Line
-from .sites import Sites, caller_origin
+from .sites import Sites, caller_origin, origin_of_traceback
 from .state import State
-from .values import TAG_BEGIN, TAG_END, Abstract
+from .values import TAG_BEGIN, TAG_END, Abstract, Forced
 
 if TYPE_CHECKING:
     from .program import Program
@@ -34,11 +47,26 @@ def trace(
     tracer = Tracer(program.name, program.sites)
     state = State(Cursor(tracer, Line(), {}, ""))
     given = {**kwargs, **{name: tracer.input(name) for name in symbolic}}
-    value = program._call(state, args, given)
-    if value is not None:
-        tip = state._cursor.line.tip
-        tracer.append([Return(id="return", context=tip, value=tracer.expression(value, program.origin))])
+    try:
+        value = run_body(program._call(state, args, given))
+        if value is not None:
+            expression = tracer.expression(value, program.origin)
+            tracer.append([Return(id="return", context=state._cursor.line.tip, value=expression)])
+    except Forced as forced:
+        tracer.stop(state, forced, strict=strict)
     return tracer.graph.freeze()
+
+
+def run_body(value: Any) -> Any:
+    """What the body returned; an `async def` body is driven here, where nothing is ever waited for."""
+    if not inspect.iscoroutine(value):
+        return value
+    try:
+        value.send(None)
+    except StopIteration as ended:
+        return ended.value
+    value.close()
+    raise TraceError("the body awaits something that is not a value of its state", hint="await values and joins only")
 
 
 class Tracer:
@@ -62,14 +90,24 @@ class Tracer:
         for node in nodes:
             self.graph.append(node)
 
+    def stop(self, state: State, forced: Forced, *, strict: bool) -> None:
+        """The body asked for a value: the graph ends in a Break at its line."""
+        origin = origin_of_traceback(forced.__traceback__)
+        reason = f"{forced.asked.strip('_')} of the value of {forced.reference.node_id!r} was asked for"
+        if strict:
+            raise TraceError(reason, hint="use switch, or trace with strict=False", origin=origin)
+        self.append(
+            [Break(id="break", context=state._cursor.line.tip, reason=reason, on=forced.reference, origin=origin)]
+        )
+
     def register(self, key: str, function: Callable[..., Any]) -> str:
         """Nothing is called while tracing."""
         return key
 
-    def pieces(self, text: str) -> tuple[Piece, ...]:
+    def pieces(self, text: str) -> tuple[Plain | Reference, ...]:
         """Text between the tags, and references for the tags."""
         parts = _TAG.split(text)
-        found: list[Piece] = []
+        found: list[Plain | Reference] = []
         for index, part in enumerate(parts):
             if index % 2:
                 found.append(self._abstracts[int(part)].reference)
@@ -79,7 +117,16 @@ class Tracer:
 
     def expression(self, value: Any, origin: Origin) -> Expression:
         """Data; an abstract value is a reference."""
-        return value.reference if isinstance(value, Abstract) else data_of_value(value, origin)
+        if isinstance(value, Abstract):
+            return value.reference
+        if isinstance(value, (list, tuple)):
+            return ListOf(tuple(self.expression(item, origin) for item in value))
+        if isinstance(value, dict):
+            return DictOf(tuple((str(key), self.expression(item, origin)) for key, item in value.items()))
+        if isinstance(value, str):
+            parts = tuple(p if isinstance(p, Reference) else Constant(p.text) for p in self.pieces(value))
+            return Constant(value) if all(isinstance(p, Constant) for p in parts) else Concat(parts)
+        return data_of_value(value, origin)
 
     def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
         """A stand-in."""
