@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ..execution import Meter, Outcome
     from ..graph import Graph
 
+__all__ = ["FOLD", "Drawing", "Format", "draw"]
+
 FOLD = 12  # a fork with more branches than this is drawn as its first ones and a count
 
 

@@ -1,0 +1,200 @@
+"""What the graph says ahead of a run: who shares what, what comes next, what can run together, what takes longest.
+
+All of it is networkx over two relations: the context tree (whose text is my prefix) and the dependencies (what has to
+exist before I can run). Sub-graphs are looked at through the node that holds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .graph import Graph, edges_into
+from .nodes import Fork, Gen, Join, ModelCall, Node
+from .verify import subgraphs
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """A stretch of context without a branching in it. Its text is in the prompts of `calls`."""
+
+    nodes: tuple[str, ...]
+    calls: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """The id of its first node."""
+        return self.nodes[0]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedPath:
+    """A path through the dependencies and the sum of its nodes' weights."""
+
+    nodes: tuple[str, ...]
+    weight: int
+
+
+def context_tree(graph: Graph) -> nx.DiGraph[str]:
+    """The context relation: one edge from each node's context to it; node attribute `node`."""
+    import networkx as nx
+
+    tree: nx.DiGraph[str] = nx.DiGraph()
+    tree.add_nodes_from((node.id, {"node": node}) for node in graph)
+    tree.add_edges_from((node.context, node.id) for node in graph if node.context is not None)
+    return tree
+
+
+def dependencies(graph: Graph) -> nx.DiGraph[str]:
+    """What has to have ended before what: context, data and control edges, and a join's tips.
+
+    What a sub-graph needs of the graph around it is not among them: it is there when the sub-graph starts.
+    """
+    import networkx as nx
+
+    needs: nx.DiGraph[str] = nx.DiGraph()
+    needs.add_nodes_from(node.id for node in graph)
+    for node in graph:
+        sources = [source for source, _ in edges_into(node)] + list(node.tips if isinstance(node, Join) else ())
+        needs.add_edges_from((source, node.id) for source in sources if source in graph)
+    return needs
+
+
+def calls_of(node: Node) -> int:
+    """How many model calls a node stands for: itself, or those of its sub-graphs."""
+    if isinstance(node, ModelCall):
+        return 1
+    return sum(calls_of(inner) for graph in subgraphs(node) for inner in graph)
+
+
+def users(graph: Graph) -> dict[str, int]:
+    """For each node, how many calls have its text in their prompt."""
+    below = {node.id: 0 for node in graph}
+    for node in reversed(list(graph)):
+        if node.context is not None:
+            below[node.context] += below[node.id] + calls_of(node)
+    return below
+
+
+def prefixes(graph: Graph) -> list[Prefix]:
+    """The prefix tree of the calls, root first: stretches between branchings, each with the calls that share it."""
+    tree = context_tree(graph)
+    stretches: list[list[str]] = []
+    stretch_of: dict[str, int] = {}
+    for node in graph:
+        parent = node.context
+        if parent is not None and tree.out_degree(parent) == 1 and node.branch is None:
+            stretch_of[node.id] = stretch_of[parent]
+            stretches[stretch_of[parent]].append(node.id)
+        else:
+            stretch_of[node.id] = len(stretches)
+            stretches.append([node.id])
+    return [Prefix(tuple(nodes), tuple(_calls_below(tree, nodes))) for nodes in stretches]
+
+
+def _calls_below(tree: nx.DiGraph[str], stretch: list[str]) -> Iterator[str]:
+    """Calls whose prompt holds the first node of a stretch."""
+    import networkx as nx
+
+    for node_id in nx.dfs_preorder_nodes(tree, stretch[0]):
+        if node_id != stretch[0] and isinstance(tree.nodes[node_id]["node"], ModelCall):
+            yield node_id
+
+
+def waves(graph: Graph) -> list[tuple[str, ...]]:
+    """The calls in waves: all of a wave can run at once, given the waves before it."""
+    import networkx as nx
+
+    position = {node.id: i for i, node in enumerate(graph)}
+    return [tuple(sorted(wave, key=position.__getitem__)) for wave in nx.topological_generations(_call_order(graph))]
+
+
+def _call_order(graph: Graph) -> nx.DiGraph[str]:
+    """The nodes that call a model, and which of them waits for which (only the nearest)."""
+    import networkx as nx
+
+    nearest: dict[str, set[str]] = {}
+    order: nx.DiGraph[str] = nx.DiGraph()
+    needs = dependencies(graph)
+    for node_id in nx.topological_sort(needs):
+        before = {call for source in needs.predecessors(node_id) for call in nearest[source]}
+        if calls_of(graph[node_id]):
+            order.add_node(node_id)
+            order.add_edges_from((call, node_id) for call in before)
+            before = {node_id}
+        nearest[node_id] = before
+    return order
+
+
+def sibling_groups(graph: Graph) -> list[tuple[str, ...]]:
+    """Calls of one wave below the same fork: what belongs into one batch, sharing that fork's prefix."""
+    fork_of: dict[str, str] = {}
+    for node in graph:
+        parent = graph[node.context] if node.context is not None else None
+        if isinstance(parent, Fork) and node.branch is not None:
+            fork_of[node.id] = parent.id
+        elif parent is not None and parent.id in fork_of:
+            fork_of[node.id] = fork_of[parent.id]
+    groups: dict[tuple[int, str], list[str]] = {}
+    for number, wave in enumerate(waves(graph)):
+        for call in wave:
+            groups.setdefault((number, fork_of.get(call, "")), []).append(call)
+    return [tuple(group) for group in groups.values()]
+
+
+def live(graph: Graph, ended: Collection[str] = ()) -> frozenset[str]:
+    """Nodes whose text some call that has not ended still needs as its prefix."""
+    needed: set[str] = set()
+    for node in graph:
+        if node.id in ended or not calls_of(node):
+            continue
+        current = node.context
+        while current is not None and current not in needed:
+            needed.add(current)
+            current = graph[current].context
+    return frozenset(needed)
+
+
+def next_use(graph: Graph, ended: Collection[str] = ()) -> dict[str, int]:
+    """For each live node, how many waves of calls pass before its text is needed next (0: by calls ready now)."""
+    distance: dict[str, int] = {}
+    open_calls = (tuple(call for call in wave if call not in ended) for wave in waves(graph))
+    for number, wave in enumerate(wave for wave in open_calls if wave):
+        for call in wave:
+            current = graph[call].context
+            while current is not None and current not in distance:
+                distance[current] = number
+                current = graph[current].context
+    return distance
+
+
+def critical_path(graph: Graph, weight: Callable[[Node], int] | None = None) -> WeightedPath:
+    """The path of dependencies with the largest sum of weights: what a run takes at least, however wide its batches.
+
+    weight: of each node; by default the tokens it may generate.
+    """
+    import networkx as nx
+
+    weigh = weight or generated_bound
+    needs = dependencies(graph)
+    weights = {node.id: weigh(node) for node in graph}
+    weighted: nx.DiGraph[str] = nx.DiGraph()
+    weighted.add_nodes_from(needs)
+    weighted.add_edges_from((a, b, {"weight": weights[b]}) for a, b in needs.edges)
+    roots = [node_id for node_id in needs if needs.in_degree(node_id) == 0]
+    weighted.add_edges_from(("", root, {"weight": weights[root]}) for root in roots)
+    path = nx.dag_longest_path(weighted, weight="weight")[1:] if roots else []
+    return WeightedPath(tuple(path), sum(weights[node_id] for node_id in path))
+
+
+def generated_bound(node: Node) -> int:
+    """The most tokens a node can generate one after the other: a gen's `max_tokens`; of sub-graphs, their longest way."""
+    match node:
+        case Gen():
+            return node.sampling.max_tokens
+    inner = [critical_path(graph).weight for graph in subgraphs(node)]
+    return max(inner, default=0) * getattr(node, "limit", 1)
