@@ -13,7 +13,7 @@ PROMPT = tuple(range(40))
 @pytest.mark.parametrize("in_flight", [False, True])
 @pytest.mark.parametrize("step", range(12))
 def test_abort_at_every_step_of_a_chunked_prompt_returns_every_page_once(lab, step, in_flight, page_size):
-    """Survey 2, 10, 30, 31: queue, each chunk, each decode; before a step or while it runs."""
+    """sgl-project/mini-sglang#111, sgl-project/sglang#38981, #34149, PR#2238: queue, each chunk, each decode; before a step or while it runs."""
     it = lab(num_pages=128 // page_size, page_size=page_size, prefill_chunk_tokens=8)
     it.generate("victim", PROMPT, 20)
     it.generate("bystander", (*PROMPT[:20], 9), 6)
@@ -127,7 +127,7 @@ def test_row_that_cannot_be_sampled_fails_alone(lab):
 
 
 def test_finish_twice_releases_once(lab):
-    """Survey 8: release is idempotent."""
+    """sgl-project/sglang#28702: release is idempotent."""
     it = lab()
     it.generate("one", PROMPT, 3)
     it.run()

@@ -19,7 +19,7 @@ def prompt(seed, length):
 
 
 def test_request_larger_than_the_pool_is_refused_with_the_numbers(lab):
-    """Survey 23: an error to the client, a server that goes on."""
+    """sgl-project/sglang PR#14948: an error to the client, a server that goes on."""
     it = lab(num_pages=50, page_size=4)
     with pytest.raises(
         CapacityError, match="180 prompt tokens and 40 new ones need 55 pages of 4 tokens; the pool has 50"
@@ -98,7 +98,7 @@ def test_counts_of_a_retracted_request_are_those_of_its_first_admission(lab):
 
 
 def test_throughput_recovers_after_pressure(lab):
-    """Survey 25: the reservation learned from a retraction fades again."""
+    """sgl-project/sglang#26248: the reservation learned from a retraction fades again."""
     it = lab(num_pages=145, max_running=10, check_integrity=False)
     for i in range(10):
         it.generate(f"r{i}", prompt(i, 10), 40)
@@ -114,7 +114,7 @@ def test_throughput_recovers_after_pressure(lab):
 
 
 def test_allocation_that_fails_after_admission_requeues_the_request(lab):
-    """Survey 20: an admission estimate that was wrong is no exception."""
+    """sgl-project/sglang#26265: an admission estimate that was wrong is no exception."""
     it = lab()
     it.generate("r", prompt(1, 10), 4)
     pool = it.scheduler.cache.pool
@@ -131,7 +131,7 @@ def test_allocation_that_fails_after_admission_requeues_the_request(lab):
 
 
 def test_chunk_is_parked_while_decoding_requests_hold_the_pool(lab):
-    """Survey 21: a chunk never takes what is not there."""
+    """sgl-project/sglang PR#30743: a chunk never takes what is not there."""
     it = lab(num_pages=70, max_batch_tokens=16, max_running=8)
     for i in range(4):
         it.generate(f"d{i}", prompt(i, 4), 9)
@@ -144,7 +144,7 @@ def test_chunk_is_parked_while_decoding_requests_hold_the_pool(lab):
 
 
 def test_page_rounding_is_part_of_admission(lab):
-    """Survey 22: many short requests on large pages."""
+    """sgl-project/sglang PR#5081, PR#7353: many short requests on large pages."""
     it = lab(num_pages=8, page_size=64, max_running=32, max_batch_tokens=1024)
     for i in range(32):
         it.generate(f"r{i}", prompt(i, 3), 3)
@@ -155,7 +155,7 @@ def test_page_rounding_is_part_of_admission(lab):
 
 
 def test_one_chunk_per_request_is_in_flight(lab):
-    """Survey 29."""
+    """sgl-project/sglang PR#34554."""
     it = lab(num_pages=600, prefill_chunk_tokens=16)
     for i in range(6):
         it.generate(f"r{i}", prompt(i, 50 + i), 3)
@@ -182,7 +182,7 @@ def test_decode_rows_go_on_while_a_long_prompt_is_prefilled(lab):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_request_starves_under_a_stream_of_better_ones(lab, policy):
-    """Survey 28: longest prefix and priority both age."""
+    """sgl-project/sglang#31954: longest prefix and priority both age."""
     it = lab(num_pages=200, max_running=2, policy=policy, aging_s=0.3)
     it.generate("hot", prompt(1, 30), 2, priority=5)
     it.run()
@@ -197,7 +197,7 @@ def test_no_request_starves_under_a_stream_of_better_ones(lab, policy):
 
 
 def test_priority_preempts_when_memory_is_the_limit(lab):
-    """Survey 26: also where not rows but pages are short."""
+    """sgl-project/sglang#14872: also where not rows but pages are short."""
     it = lab(num_pages=64, policy="priority", max_running=8)
     for i in range(3):
         it.generate(f"low{i}", prompt(i, 12), 12)
@@ -226,7 +226,7 @@ def test_priority_preempts_when_rows_are_the_limit(lab):
 
 
 def test_preemption_in_the_step_a_victim_finishes_counts_once(lab):
-    """Survey 27."""
+    """sgl-project/sglang PR#13142."""
     it = lab(policy="priority", max_running=1)
     it.generate("low", prompt(1, 5), 3)
     it.turn()
@@ -277,7 +277,7 @@ def test_step_asked_for_while_one_is_in_flight_is_refused(lab):
 
 
 def test_flush_while_busy_keeps_what_is_held(lab):
-    """Survey 17, 55: a flush is a number, never a crash; idle, it returns everything."""
+    """sgl-project/sglang#33783, #12099: a flush is a number, never a crash; idle, it returns everything."""
     it = lab()
     it.generate("old", prompt(1, 20), 2)
     it.run()

@@ -128,7 +128,7 @@ def test_score_shares_the_prompt_with_earlier_requests(lab):
 @pytest.mark.parametrize("order", ["ABA", "BAB"])
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_prompt_logprobs_are_the_same_with_and_without_a_hit(lab, order, page_size):
-    """Case 37, survey 61: every position, whatever was cached before."""
+    """vllm-project/vllm#3251, sgl-project/sglang#902: every position, whatever was cached before."""
     prompts = {"A": (*PROMPT, 3, 4, 5), "B": (*PROMPT[:20], 9, 8)}
     it = lab(num_pages=200, page_size=page_size, max_batch_tokens=32, max_running=8)
     for turn, name in enumerate(order):
@@ -149,7 +149,7 @@ def test_prompt_logprobs_are_the_same_with_and_without_a_hit(lab, order, page_si
 
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_score_over_several_steps_follows_its_prompt_to_the_trees_pages(lab, page_size):
-    """Survey 1, for the pages an edge took over from its prompt: the duplicate of a cached page is freed and reused."""
+    """sgl-project/mini-sglang#142, for the pages an edge took over from its prompt: the duplicate of a cached page is freed and reused."""
     it = lab(num_pages=200, page_size=page_size, max_batch_tokens=8, max_running=4)
     prompt = PROMPT[:20]
     it.generate("cache", prompt, 2)

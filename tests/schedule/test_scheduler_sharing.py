@@ -135,7 +135,7 @@ def test_fork_chain_inside_one_page_reads_what_each_ancestor_wrote(lab, page_siz
 @pytest.mark.parametrize("delta", [-1, 0, 1])
 @pytest.mark.parametrize("pages", [1, 2, 3])
 def test_prompt_cached_in_full_recomputes_at_least_one_token(lab, page_size, delta, pages):
-    """Survey 11, case 36: prefix lengths at every side of a page border, each sent three times."""
+    """sgl-project/sglang#22819, vllm-project/vllm PR#11186: prefix lengths at every side of a page border, each sent three times."""
     length = max(1, pages * page_size + delta)
     it = lab(num_pages=400, page_size=page_size)
     for turn in range(3):
@@ -151,7 +151,7 @@ def test_prompt_cached_in_full_recomputes_at_least_one_token(lab, page_size, del
 
 
 def test_next_turn_of_a_conversation_finds_all_but_the_last_token(lab):
-    """Survey 7: nothing is counted as computed that was not."""
+    """sgl-project/sglang#24590: nothing is counted as computed that was not."""
     it = lab(num_pages=400)
     it.generate("one", PREAMBLE[:20], 5)
     it.run()
@@ -176,7 +176,7 @@ def test_kept_tokens_alone_are_cached_after_a_stop(lab, namespace):
 
 
 def test_request_without_cache_shares_nothing_and_leaves_nothing(lab):
-    """Survey 18: a request barred from the tree, longer than a chunk, completes and returns all its pages."""
+    """sgl-project/sglang#36855: a request barred from the tree, longer than a chunk, completes and returns all its pages."""
     it = lab(num_pages=200, max_batch_tokens=16, max_running=8)
     it.generate("plain", PREAMBLE[:60], 3)
     it.run()
