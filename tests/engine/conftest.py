@@ -39,7 +39,7 @@ class ScriptedWorker:
         replies: Mapping[str, Sequence[Piece]] | None = None,
         *,
         default: Sequence[Piece] = ("a", "b", "c"),
-        num_pages: int = 4096,
+        num_pages: int = 1024,
         page_size: int = 1,
         context_tokens: int = 1024,
         step_s: float = 0.01,

@@ -113,6 +113,23 @@ def test_lifetime_interrupted_wait_cancels_the_request(lab):
     lab.assert_clean()
 
 
+def test_lifetime_interrupt_while_the_thread_starts_leaves_one_loop(lab, monkeypatch):
+    engine = lab.engine(stepped=False)
+    start = threading.Thread.start
+
+    def interrupted(thread):
+        start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate("p", GREEDY)
+    monkeypatch.undo()
+    assert engine.generate("p", GREEDY).text == "abc"
+    assert len(engine_threads()) == 1
+    lab.assert_clean()
+
+
 def test_lifetime_cancelled_task_cancels_its_request(lab):
     engine = lab.engine(default=["t"] * 200, stepped=False)
     gate = threading.Event()

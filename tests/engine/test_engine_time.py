@@ -48,6 +48,33 @@ def test_time_running_timeout_ends_a_runaway(lab):
     lab.assert_clean()
 
 
+def test_time_stall_is_asked_again_before_a_virtual_clock_jumps(lab):
+    engine = lab.engine(default=["t"] * 3)
+    [recorder] = lab.submit(lab.request("r", deadline_s=50.0))
+    plan, shortages = engine._loop._scheduler.step, [None, None]
+    engine._loop._scheduler.step = lambda now: shortages.pop() if shortages else plan(now)
+    engine.turn()
+    assert not engine.turn()
+    engine._loop.rest()
+    lab.settle()
+    assert recorder.end.text == "ttt"
+    assert engine.now() < 1
+
+
+def test_time_stall_without_end_runs_into_the_deadline_and_is_told(lab, monkeypatch):
+    monkeypatch.setattr("sglang_dsl.runtime.engine.loop.STALL_S", 0.0)
+    engine = lab.engine()
+    [recorder] = lab.submit(lab.request("r", deadline_s=50.0))
+    engine._loop._scheduler.step = lambda now: None
+    engine.turn()
+    engine._loop.rest()
+    engine._loop.rest()
+    assert engine.health().reasons == ("1 requests wait and none can run",)
+    lab.settle()
+    assert isinstance(recorder.end, DeadlineError)
+    assert engine.now() == 50.0
+
+
 def test_time_deadline_while_compiling_needs_real_time_and_no_jump(lab):
     engine = lab.engine(clock=VirtualClock())
     lab.worker.compiling["slow"] = compiling = Future()

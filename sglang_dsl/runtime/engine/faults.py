@@ -23,7 +23,11 @@ class Faults:
 
     def note(self, what: str, error: BaseException) -> EngineError:
         """A fault of the engine or the worker; returned as the error that requests get for it."""
-        fault = EngineError(f"{what}: {type(error).__name__}: {error}", retryable=True)
+        fault = EngineError(
+            f"{what}: {type(error).__name__}: {error}",
+            hint="the engine goes on: send the request again; `health()` and the log have the cause",
+            retryable=True,
+        )
         fault.__cause__ = error
         self.health.incident(self._clock.now(), fault.what)
         logger.error("%s", what, exc_info=error, extra={"event": "engine.fault"})

@@ -104,8 +104,9 @@ class Loop:
         if scheduler.idle:
             self._rest_idle()
             return
-        seconds = self.clock.rest(scheduler.next_deadline(), jump=not self._live.compiling and not self.inbox.pending)
-        if not self._live.compiling:
+        nothing_else = self._waiting_since > 0 and not self._live.compiling and not self.inbox.pending
+        seconds = self.clock.rest(scheduler.next_deadline(), jump=nothing_else)
+        if len(self._live) > self._live.compiling:
             seconds = min(RETRY_S if seconds is None else seconds, RETRY_S)
             self._note_stall()
         if seconds != 0.0:

@@ -22,7 +22,7 @@ class LoopThread:
         self._close_timeout_s = close_timeout_s
         self._thread: threading.Thread | None = None
         self._lock = threading.RLock()
-        self._finished = False
+        self._taken = False  # whether some thread has become the loop's owner
         self._pid = os.getpid()
 
     @property
@@ -44,11 +44,15 @@ class LoopThread:
             )
 
     def start(self) -> None:
-        """Start the thread, once. Does nothing on a closed loop."""
+        """Start the thread, once. Does nothing on a closed loop.
+
+        Ctrl-C may arrive when the thread runs already but is not noted here yet. So it enters itself, and the first to
+        `_take` the loop has it.
+        """
         if self._thread is not None or self._loop.inbox.closed:
             return
         with self._lock:
-            if self._thread is None and not self._loop.inbox.closed:
+            if self._thread is None and not self._taken and not self._loop.inbox.closed:
                 thread = threading.Thread(target=self._run, name="sglang-dsl-engine", daemon=True)
                 thread.start()
                 self._thread = thread
@@ -60,21 +64,28 @@ class LoopThread:
         self._loop.inbox.close(CLOSED)
         with self._lock:
             thread = self._thread
-        if thread is None:
+            alone = thread is None and self._take()
+        if alone:
             self._finish()
-        elif thread is not threading.current_thread():
+        elif thread is not None and thread is not threading.current_thread():
             thread.join(self._close_timeout_s)
             if thread.is_alive():
                 logger.warning("the engine's step did not end within %s s", self._close_timeout_s)
 
     def _run(self) -> None:
+        with self._lock:
+            if not self._take():
+                return
+            self._thread = threading.current_thread()
         self._loop.run()
         self._finish()
 
-    def _finish(self) -> None:
+    def _take(self) -> bool:
         with self._lock:
-            if self._finished:
-                return
-            self._finished = True
+            first = not self._taken
+            self._taken = True
+        return first
+
+    def _finish(self) -> None:
         self._loop.end(CLOSED)
         self._worker.close()
