@@ -32,8 +32,8 @@ def ask(s):
     s += user("Name a metal.")
     s += assistant(gen("metal"))
     return s["metal"]
-from sglang_dsl.testing import mock
-print(len(ask.trace()), ask.run(options=RunOptions(backend=mock(["ir", "on"]))).value)
+from sglang_dsl.testing import mock, pieces
+print(len(ask.trace()), ask.run(options=RunOptions(backend=mock([pieces("ir", "on")]))).value)
 """
     nodes, value = run_python(code).split()
     assert int(nodes) >= 6
