@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ class TokenMatcher(Matcher, Protocol):
     """A matcher that can say which tokens may come next."""
 
     def fill_mask(self, row: Tensor) -> None:
-        """Write into row, int32 [ceil(V / 32)] (contiguous, CPU): bit i % 32 of word i // 32 is set if token i is allowed. Stop tokens
-        are allowed exactly where the output may end.
+        """Write into row, int32 [ceil(V / 32)]: bit i % 32 of word i // 32 is set if token i is allowed. Stop tokens are allowed
+        exactly where the output may end.
         """
 
 
@@ -29,11 +29,24 @@ class CompiledConstraint(Protocol):
         """A new matcher at the beginning."""
 
 
+class Compilation(Protocol):
+    """A future of a compiled constraint; raises ConstraintError."""
+
+    def result(self) -> CompiledConstraint:
+        """Wait for it."""
+
+    def exception(self) -> BaseException | None:
+        """Wait for its error."""
+
+    def add_done_callback(self, callback: Callable[[Future[Any]], object]) -> None:
+        """Call when it is there."""
+
+
 class ConstraintCompiler(Protocol):
     """Compiles constraints off the caller's thread; the same one only once."""
 
-    def compile(self, spec: ConstraintSpec) -> Future[CompiledConstraint]:
-        """The future raises ConstraintError."""
+    def compile(self, spec: ConstraintSpec) -> Compilation:
+        """Begin, or take what was begun for an equal spec."""
 
     def close(self) -> None:
         """End its threads. Idempotent."""

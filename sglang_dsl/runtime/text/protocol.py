@@ -70,5 +70,10 @@ class ChatTemplate(Protocol):
 class TextModel(Protocol):
     """Both, as one fact about a model."""
 
-    tokenizer: Tokenizer
-    template: ChatTemplate
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Its tokenizer."""
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Its chat template."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from ....kernels.attention import ExtraWrite, QueryRow, SharedKeys, plan_step
 from ...engine.worker import WorkerInfo
 from ...model.load import LoadedModel
 from ...model.pools import Copy, PoolCounters
-from ...sample.masks import CompiledConstraint, ConstraintCompiler
+from ...sample.masks import ConstraintCompiler
 from ...sample.sampler import Draw, sample
 from ...sample.scores import logprobs, token_score
 from ...sample.sequence import SampledSequence
@@ -159,7 +160,7 @@ def _score(logits: Tensor, point: ScorePoint) -> Scored:
     return Scored(point.key, chosen, top)
 
 
-def _pass_on(compiled: Future[CompiledConstraint], done: Future[None]) -> None:
+def _pass_on(compiled: Future[Any], done: Future[None]) -> None:
     """`done` ends as `compiled` did, without its value."""
     error = compiled.exception()
     if error is not None:
