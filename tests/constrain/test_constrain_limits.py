@@ -3,6 +3,7 @@ import time
 from random import Random
 
 import pytest
+
 from sglang_dsl.errors import ConstraintError
 from sglang_dsl.ir.specs import ConstraintSpec
 from sglang_dsl.runtime.constrain.compile import compile_constraint

@@ -4,6 +4,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from sglang_dsl.errors import ConstraintError
 from sglang_dsl.ir.specs import ConstraintSpec
 from sglang_dsl.runtime.constrain.compile import compile_constraint

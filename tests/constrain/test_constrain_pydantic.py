@@ -5,10 +5,11 @@ import enum
 import json
 import uuid
 from random import Random
-from typing import Annotated, Literal, Optional, Union
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter
+
 from sglang_dsl.ir.specs import ConstraintSpec
 from sglang_dsl.runtime.constrain.compile import compile_constraint
 
@@ -44,8 +45,8 @@ class Everything(BaseModel):
     when: datetime.datetime
     day: datetime.date
     token: uuid.UUID
-    maybe: Optional[int] = None
-    shape: Annotated[Union[Circle, Label], Field(discriminator="kind")]
+    maybe: int | None = None
+    shape: Annotated[Circle | Label, Field(discriminator="kind")]
     pair: tuple[int, str]
     scores: dict[str, Annotated[int, Field(ge=0, le=100)]]
     tags: Annotated[list[Annotated[str, Field(pattern=r"^[a-z]+-\d{2}$")]], Field(min_length=1, max_length=3)]
@@ -62,7 +63,7 @@ TYPES = [
     list[int],
     dict[str, bool],
     tuple[int, ...],
-    Optional[str],
+    str | None,
     Annotated[int, Field(ge=1, le=5)],
     Annotated[int, Field(gt=-3, multiple_of=7, lt=90)],
     Annotated[float, Field(ge=-1.5, lt=2.5)],
@@ -91,7 +92,7 @@ def test_samples_of_a_type_validate(kind):
         (Node, Node(value=-3, children=[Node(value=4)])),
         (Point, Point(x=1e-5, y=-2.75)),
         (Circle, Circle(kind="circle", centre=Point(x=0), radius=10)),
-        (list[Optional[str]], ['a"b\\\n', None, "日本"]),
+        (list[str | None], ['a"b\\\n', None, "日本"]),
         (dict[str, list[bool]], {"k": [True], 'q"': []}),
     ],
 )

@@ -2,6 +2,7 @@ import json
 import re
 
 import pytest
+
 from sglang_dsl.errors import ConstraintError
 from sglang_dsl.ir.specs import ConstraintSpec
 from sglang_dsl.runtime.constrain.audit import audit, findings
