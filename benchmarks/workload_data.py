@@ -183,7 +183,16 @@ def _chats(repetition: int) -> Chats:
         "closed on Sundays. Members rent for half the price. Wet gear is dried here, nobody has to clean it. Answer "
         "briefly, and ask back when a wish is not clear.",
     )
-    wishes = ("a canoe tour", "a winter hike", "a bike trip", "a night in a tent", "a climb", "a ski tour", "a river", "a hut")
+    wishes = (
+        "a canoe tour",
+        "a winter hike",
+        "a bike trip",
+        "a night in a tent",
+        "a climb",
+        "a ski tour",
+        "a river",
+        "a hut",
+    )
     questions = (
         "I would like to try {}. What do I need, and what can I rent?",
         "Two children come along. Does that change anything for {}?",

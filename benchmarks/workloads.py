@@ -162,7 +162,9 @@ def table(rows: list[Measured]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--files", type=Path, nargs="*", default=[], help="workload files; default: this project's inputs")
+    parser.add_argument(
+        "--files", type=Path, nargs="*", default=[], help="workload files; default: this project's inputs"
+    )
     parser.add_argument("--only", nargs="*", default=["W1", "W2", "W4", "W5", "W6"])
     parser.add_argument("--backend", default="local:smollm2")
     parser.add_argument("--json", type=Path, help="also write the figures here")

@@ -1,6 +1,6 @@
 """A chat of several turns: every turn continues the cached state of the one before.
 
-    sglang-dsl run examples/chat.py
+sglang-dsl run examples/chat.py
 """
 
 from __future__ import annotations

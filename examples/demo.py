@@ -1,6 +1,6 @@
 """What `make demo` runs: the support agent on the embedded engine, then how to go on.
 
-    python -m examples.demo
+python -m examples.demo
 """
 
 from __future__ import annotations

@@ -61,7 +61,9 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("target", metavar="FILE:PROGRAM")
     trace.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument; JSON or text")
     trace.add_argument("--symbolic", action="append", default=[], metavar="NAME", help="leave this argument unknown")
-    trace.add_argument("--format", default="text", choices=["text", "mermaid", "html", "terminal", "dot", "svg", "json"])
+    trace.add_argument(
+        "--format", default="text", choices=["text", "mermaid", "html", "terminal", "dot", "svg", "json"]
+    )
     trace.add_argument("--out", type=Path, help="write here instead of printing")
     trace.set_defaults(command=_trace)
 
@@ -72,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     pull.add_argument("name")
     pull.set_defaults(command=_models_pull)
 
-    commands.add_parser("doctor", help="what is installed, what is missing, which settings apply").set_defaults(command=_doctor)
+    commands.add_parser("doctor", help="what is installed, what is missing, which settings apply").set_defaults(
+        command=_doctor
+    )
 
     bench = commands.add_parser("bench", help="run a program several times and print tokens and times")
     bench.add_argument("target", metavar="FILE:PROGRAM")
@@ -97,10 +101,14 @@ def _run(chosen: argparse.Namespace) -> int:
     _prepare_process()
     if name is None:
         if chosen.arg:
-            raise SpecError("--arg needs a program to give it to", hint=f"sglang-dsl run {chosen.target}:PROGRAM --arg ...")
+            raise SpecError(
+                "--arg needs a program to give it to", hint=f"sglang-dsl run {chosen.target}:PROGRAM --arg ..."
+            )
         return _run_script(file, chosen)
     if chosen.rest:
-        raise SpecError(f"unknown argument: {' '.join(chosen.rest)}", hint="give a program's arguments as --arg name=value")
+        raise SpecError(
+            f"unknown argument: {' '.join(chosen.rest)}", hint="give a program's arguments as --arg name=value"
+        )
     program = _load_program(file, name)
     arguments = _arguments(program, chosen.arg)
     with _options(chosen):
@@ -175,7 +183,9 @@ def _models_list(chosen: argparse.Namespace) -> int:
     for model in list_models():
         entry = model.entry
         where = str(model.path) if model.path else f"not here yet: sglang-dsl models pull {entry.name}"
-        print(f"{entry.name:<12} {entry.size_bytes / 1e6:>5,.0f} MB  {entry.licence:<18}  {entry.about}\n{'':12} {where}")
+        print(
+            f"{entry.name:<12} {entry.size_bytes / 1e6:>5,.0f} MB  {entry.licence:<18}  {entry.about}\n{'':12} {where}"
+        )
     return 0
 
 
@@ -254,7 +264,9 @@ def _load_program(file: Path, name: str) -> Program[..., Any]:
     return found
 
 
-def _arguments(program: Program[..., Any], given: Sequence[str], *, given_elsewhere: Sequence[str] = ()) -> dict[str, Any]:
+def _arguments(
+    program: Program[..., Any], given: Sequence[str], *, given_elsewhere: Sequence[str] = ()
+) -> dict[str, Any]:
     """`name=value` pairs, each read as the type the program's signature names."""
     from pydantic import TypeAdapter, ValidationError
 
@@ -263,13 +275,18 @@ def _arguments(program: Program[..., Any], given: Sequence[str], *, given_elsewh
     for pair in given:
         name, equals, text = pair.partition("=")
         if not equals or name not in parameters:
-            raise SpecError(f"--arg {pair!r} does not fit; the program takes: {', '.join(parameters) or 'nothing'}", hint="--arg name=value")
+            raise SpecError(
+                f"--arg {pair!r} does not fit; the program takes: {', '.join(parameters) or 'nothing'}",
+                hint="--arg name=value",
+            )
         annotation = parameters[name].annotation
         adapter = TypeAdapter(Any if annotation is inspect.Parameter.empty else annotation)
         try:
             values[name] = adapter.validate_python(text if annotation is str else _json_or_text(text))
         except ValidationError as error:
-            raise SpecError(f"--arg {name}={text!r}: {error.errors()[0]['msg']}", hint="give the value as JSON") from error
+            raise SpecError(
+                f"--arg {name}={text!r}: {error.errors()[0]['msg']}", hint="give the value as JSON"
+            ) from error
     missing = [
         key
         for key, parameter in parameters.items()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = '''
+PROGRAMS = """
 from sglang_dsl import assistant, gen, program, select, user
 
 @program
@@ -43,7 +43,7 @@ def slow(s):
     print("first is there", flush=True)
     import time
     time.sleep(60)
-'''
+"""
 
 
 @pytest.fixture
@@ -79,7 +79,9 @@ def test_run_with_stream_prints_the_text_once(file: Path) -> None:
 
 def test_run_of_a_script_passes_its_own_arguments(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text("import sys\nprint(sys.argv[1:])\nif __name__ == '__main__':\n    sys.exit(3)\n", encoding="utf-8")
+    script.write_text(
+        "import sys\nprint(sys.argv[1:])\nif __name__ == '__main__':\n    sys.exit(3)\n", encoding="utf-8"
+    )
     done = cli("run", str(script), "--tickets", "5")
     assert done.stdout.strip() == "['--tickets', '5']"
     assert done.returncode == 3
