@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -24,11 +24,8 @@ def begin_fork(machine: Machine, entry: Entry) -> None:
     prompt = machine.default.prompt_after(entry)
     if entry.node.size < 2 or not prompt.ids.length:
         return
-    machine.take_lease(entry, machine.default.target, prompt.ids.flat(), entry.node.size)
-    if entry.claim is not None:  # this lease covers what the branch around it was promised
-        machine.settle_claim(entry.claim, give_back=True)
-    for claim in entry.claims.values():
-        machine.settle_claim(claim)
+    model = machine.default
+    machine.leases.take(entry, model.target, model.namespace, prompt.ids.flat(), entry.node.size)
 
 
 def check_fork(machine: Machine, entry: Entry) -> None:
@@ -55,7 +52,7 @@ def check_join(machine: Machine, entry: Entry) -> None:
         raise SpecError(f"no join key is registered as {join.key!r}", origin=join.origin)
     if join.k is not None and not 1 <= join.k <= fork.size:
         raise SpecError(f"k={join.k} of the join is out of range", hint=f"give 1 to {fork.size}", origin=join.origin)
-    _close_branches(machine, entry.scope.find(join.fork), range(fork.size))
+    machine.leases.close(entry.scope.find(join.fork), range(fork.size))
 
 
 def begin_join(machine: Machine, entry: Entry) -> None:
@@ -134,7 +131,7 @@ class Race:
         for child in list(self.fork.children):
             if child.node.branch in running:
                 self.machine.cancel(child, f"the join of {self.join.name or self.join.fork!r} was decided without it")
-        _close_branches(self.machine, self.fork, running)
+        self.machine.leases.close(self.fork, running)
 
     def _text(self) -> str:
         if self.join.mode != "concat":
@@ -142,9 +139,3 @@ class Race:
         tips = (self.entry.scope.find(tip) for tip in self.join.tips)
         said = (entry.outcome for tip in tips for entry in entries_between(self.fork, tip))
         return "".join(outcome.text for outcome in said if outcome is not None)
-
-
-def _close_branches(machine: Machine, fork: Entry, branches: Iterable[int]) -> None:
-    """Nothing more is appended to these branches: what none of their nodes will claim is given back."""
-    for branch in branches:
-        machine.close_branch(fork, branch)

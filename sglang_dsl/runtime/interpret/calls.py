@@ -98,7 +98,7 @@ class _Call:
 
     def deadline_s(self, timeout_s: float | None = None) -> float | None:
         """On the target's clock: the run's own, or an earlier one. Raises DeadlineError if the run's is over."""
-        left_s = self.machine.seconds_left(self.entry)
+        left_s = self.machine.budget.seconds_left(self.entry)
         limits = [s for s in (left_s, timeout_s) if s is not None]
         return self.target.now() + min(limits) if limits else None
 
@@ -170,7 +170,7 @@ class GenCall(_Call):
         self.in_answer = constrained
         prompt_ids = self.prompt_ids + self.lead
         self.model.check_length(len(prompt_ids), sampling.max_tokens, self.entry)
-        self.machine.check_budget(self.entry)
+        self.machine.budget.check(self.entry)
         options = self.machine.spec.options
         request = GenerateRequest(
             request_id=f"{self.machine.run_id}/{self.entry.id}/{self.attempt}{'' if constrained else '/reasoning'}",
@@ -178,7 +178,7 @@ class GenCall(_Call):
             sampling=replace(sampling, seed=self.seed),
             constraint=self.gen.constraint if constrained else None,
             namespace=self.model.namespace,
-            lease=self.machine.spend_claim(self.entry, self.target),
+            lease=self.machine.leases.spend(self.entry, self.target),
             priority=options.priority,
             deadline_s=self.deadline_s(self.gen.timeout_s),
             critical_tokens=self.machine.critical_tokens(self.entry),
@@ -262,7 +262,7 @@ class SelectCall(_Call):
             continuations=self.ids,
             unconditional=self.select.method == "unconditional",
             namespace=self.model.namespace,
-            lease=self.machine.spend_claim(self.entry, self.target),
+            lease=self.machine.leases.spend(self.entry, self.target),
             priority=self.machine.spec.options.priority,
             deadline_s=self.deadline_s(),
             critical_tokens=self.machine.critical_tokens(self.entry),

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from ...errors import DslError
-from ..schedule.request import GenerateRequest, Request, Result
+from ..schedule.request import GenerateRequest, GenerateResult, Request, Result
 from .entry import Entry
 from .machine import Machine
 from .target import Target
@@ -42,6 +42,7 @@ class Flight:
         self._said = ""
         self._result: Result | None = None
         self._over = False
+        self._counted_tokens = 0
 
     @property
     def wanted(self) -> bool:
@@ -79,6 +80,7 @@ class Flight:
             self._said += delta
             for caller, _ in tuple(self._waiting.values()):
                 caller.on_text(delta)
+            self._counted_tokens += len(token_ids)
             self._machine.spend_tokens(len(token_ids))
 
     def done(self, result: Result | Exception) -> None:
@@ -95,6 +97,8 @@ class Flight:
                 if place:
                     self._machine.tally.share(result)
                 self._land(entry, _for_free(result) if place else result)
+            if isinstance(result, GenerateResult):
+                self._machine.spend_tokens(result.generated_tokens - self._counted_tokens)
 
     def _land(self, entry: Entry, result: Result) -> None:
         _, done = self._waiting.pop(entry)
@@ -124,8 +128,7 @@ def send(
     key = None if equal is None else (target, equal)
     flight = None if key is None else machine.flights.get(key)
     if flight is not None and flight.usable:
-        if request.lease is not None:
-            machine.post(partial(target.release, request.lease, 1))
+        machine.leases.unspend(target, request)
         flight.join(caller, done)
         return
     flight = Flight(machine, target, request)

@@ -20,14 +20,16 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from ...errors import BranchError, CancelledError, DeadlineError, DslError, EngineClosedError, GraphError, RunError
+from ...errors import BranchError, CancelledError, DslError, EngineClosedError, GraphError, RunError
 from ...ir.execution import Event, EventKind, Outcome, RunSpec
 from ...ir.nodes import Gen, Node, data_of
 from ..plan.critical import longest_path
 from ..schedule.request import Request, Sink
-from .entry import Claim, Entry, Scope
+from .budget import Budget
+from .entry import Entry, Scope
 from .events import EventLog
 from .express import Lookup
+from .leases import Leases
 from .model import Model
 from .outbox import Outbox
 from .seeds import draw_seed
@@ -71,7 +73,7 @@ class Machine:
         self.error: Exception | None = None
         self.unended = 0
         self.started_s = self.default.target.now()
-        self.deadline_s = None if spec.options.deadline_s is None else self.started_s + spec.options.deadline_s
+        self.budget = Budget(spec.options, self.now)
         self.share_equal = share_equal
         self._kinds = kinds
         self._lock = threading.Lock()
@@ -79,8 +81,7 @@ class Machine:
         self._ready: deque[Entry] = deque()
         self._requests: dict[Target, list[tuple[Request, Flight]]] = {}
         self.flights: dict[Hashable, Flight] = {}
-        self._leased: list[Entry] = []
-        self._generated_tokens = 0
+        self.leases = Leases(self.post)
         self.pure_calls: dict[tuple[str, str], Entry] = {}  # (tool, its arguments as JSON)
         self.tool_threads = ToolThreads()
         self.on_idle: Callable[[], None] = _nothing
@@ -198,7 +199,7 @@ class Machine:
                 raise BranchError(
                     f"node {entry.id!r} names branch {branch} of {context.id!r}, which has no such branch"
                 )
-            entry.claim = self.claim_of(context, branch)
+            entry.claim = self.leases.claim(context, branch)
         if entry.claim is not None and entry.may_spend:
             entry.claim.spenders += 1
 
@@ -213,10 +214,8 @@ class Machine:
                 self.attempt(entry, partial(self._kinds.begin[type(entry.node)], self, entry))
         for target, requests in self._requests.items():
             for request, flight in requests:
-                if (
-                    not flight.wanted and request.lease is not None
-                ):  # fell in this very turn: its share went for nothing
-                    self._outbox.post(partial(target.release, request.lease, 1))
+                if not flight.wanted:  # all who asked fell in this very turn
+                    self.leases.unspend(target, request)
             wanted = [(request, flight) for request, flight in requests if flight.wanted]
             if wanted:
                 self._outbox.post(partial(self._submit, target, wanted))
@@ -267,7 +266,9 @@ class Machine:
     def fail(self, entry: Entry, error: Exception) -> None:
         """`entry` and all that depends on it fail with `error`, at once. Calls of theirs that run are ended."""
         self.error = self.error or error
-        self._fell(entry, error, "failed")
+        if not entry.ended:
+            self._drop(entry, error, "failed")
+            self._spread(entry, error)
 
     def cancel(self, entry: Entry, reason: str) -> None:
         """End `entry` and all below it in context; what depends on their values fails with this CancelledError."""
@@ -280,11 +281,6 @@ class Machine:
                 self._drop(each, error, "cancelled")
         for each in below:
             self._spread(each, error)
-
-    def _fell(self, entry: Entry, error: Exception, status: EventKind) -> None:
-        if not entry.ended:
-            self._drop(entry, error, status)
-            self._spread(entry, error)
 
     def _spread(self, entry: Entry, error: Exception) -> None:
         """Fail what depends on a fallen entry, without recursion."""
@@ -313,7 +309,7 @@ class Machine:
         entry.stop = None
         if entry.claim is not None and entry.may_spend:
             entry.claim.spenders -= 1
-            self.settle_claim(entry.claim)
+            self.leases.settle(entry.claim)
         self.emit(Event(kind=kind, node_id=entry.id, outcome=entry.outcome, error=entry.error, at_s=self.now()))
         self._outbox.post(partial(_resolve, entry))
         watchers, entry.watchers = entry.watchers, []
@@ -329,61 +325,14 @@ class Machine:
     def seal(self) -> None:
         """No more nodes come from outside: what branches were promised and will not use is given back."""
         self._sealed = True
-        for fork in self._leased:
-            for branch in range(getattr(fork.node, "size", 0)):
-                self.close_branch(fork, branch)
+        self.leases.close_all()
 
     def _end_if_idle(self) -> None:
         if self._sealed and not self.unended and not self._idle:
             self._idle = True
-            self._end_leases()
+            self.leases.end()
             self.tool_threads.close()
             self.on_idle()
-
-    # Leases
-
-    def take_lease(self, fork: Entry, target: Target, prompt_ids: Sequence[int], children: int) -> None:
-        """Keep a fork's prompt until `children` branches have spent their claims."""
-        namespace = self.default.namespace
-        fork.lease = (target, target.lease(prompt_ids, namespace, children))
-        self._leased.append(fork)
-
-    def spend_claim(self, entry: Entry, target: Target) -> int | None:
-        """The lease a call of `entry` to `target` has to name, if it is its branch's first; else None."""
-        claim = entry.claim
-        if claim is None or claim.spent or claim.fork.lease is None:
-            return None
-        if claim.fork.lease[0] is not target:
-            return None
-        claim.spent = True
-        return claim.fork.lease[1]
-
-    def settle_claim(self, claim: Claim | None, *, give_back: bool = False) -> None:
-        """Give a claim back once nothing can spend it any more (or at once, with `give_back`)."""
-        if claim is None or claim.spent or claim.fork.lease is None:
-            return
-        if give_back or (claim.closed and claim.spenders == 0):
-            claim.spent = True
-            target, lease = claim.fork.lease
-            self._outbox.post(partial(target.release, lease, 1))
-
-    def claim_of(self, fork: Entry, branch: int) -> Claim:
-        """The claim of one branch."""
-        return fork.claims.setdefault(branch, Claim(fork))
-
-    def close_branch(self, fork: Entry, branch: int) -> None:
-        """No more nodes come in this branch."""
-        claim = self.claim_of(fork, branch)
-        claim.closed = True
-        self.settle_claim(claim)
-
-    def _end_leases(self) -> None:
-        """No more calls come: end whatever lease is left."""
-        for fork in self._leased:
-            if fork.lease is not None:
-                target, lease = fork.lease
-                self._outbox.post(partial(target.release, lease))
-        self._leased.clear()
 
     # Outside
 
@@ -404,37 +353,12 @@ class Machine:
 
         return value_of
 
-    def seconds_left(self, entry: Entry) -> float | None:
-        """Until the run's deadline, if it has one.
-
-        Raises:
-            DeadlineError: it has passed before `entry` began.
-        """
-        if self.deadline_s is None:
-            return None
-        left_s = self.deadline_s - self.default.target.now()
-        if left_s <= 0:
-            raise DeadlineError(
-                f"the run's deadline of {self.spec.options.deadline_s} s passed before {entry.id!r} began",
-                origin=entry.node.origin,
-            )
-        return left_s
-
-    def check_budget(self, entry: Entry) -> None:
-        """Raise DeadlineError if the run may generate no more tokens."""
-        limit = self.spec.options.token_budget
-        if limit is not None and self._generated_tokens >= limit:
-            raise _out_of_budget(limit, entry)
-
     def spend_tokens(self, tokens: int) -> None:
-        """Tokens were generated; once the run's budget is spent, every call that runs fails."""
-        self._generated_tokens += tokens
-        limit = self.spec.options.token_budget
-        if limit is None or self._generated_tokens < limit or not tokens:
-            return
-        for entry in list(self.entries.values()):
-            if isinstance(entry.node, Gen) and entry.status == "running":
-                self.fail(entry, _out_of_budget(limit, entry))
+        """Tokens were generated; once they are more than the run's budget, every call that runs fails."""
+        if self.budget.spend(tokens):
+            for entry in list(self.entries.values()):
+                if isinstance(entry.node, Gen) and entry.status == "running":
+                    self.fail(entry, self.budget.error(entry))
 
     def critical_tokens(self, entry: Entry) -> int:
         """Tokens that may have to be generated on the longest path that waits for `entry`, its own included."""
@@ -459,14 +383,6 @@ class Machine:
 
 def _nothing() -> None:
     """Nobody asked to be told."""
-
-
-def _out_of_budget(limit: int, entry: Entry) -> DeadlineError:
-    return DeadlineError(
-        f"the run's token budget of {limit} was spent before {entry.id!r} ended",
-        hint="raise RunOptions(token_budget=...), or lower max_tokens",
-        origin=entry.node.origin,
-    )
 
 
 def _followers(entry: Entry) -> Iterator[Entry]:

@@ -73,14 +73,16 @@ def begin_map(machine: Machine, entry: Entry) -> None:
     for index, item in enumerate(items):
         body = Body(machine, entry, node.body, str(index), entry)
         body.scope.bound[node.item] = item
-        body.door.claim = machine.claim_of(entry, index)
+        body.door.claim = machine.leases.claim(entry, index)
         body.run(node.result, partial(ended, index))
+        machine.leases.close(entry, [index])
 
 
 def _lease_for_items(machine: Machine, entry: Entry, size: int) -> None:
     prompt = machine.default.prompt_after(entry)
     if size >= 2 and prompt.ids.length:
-        machine.take_lease(entry, machine.default.target, prompt.ids.flat(), size)
+        model = machine.default
+        machine.leases.take(entry, model.target, model.namespace, prompt.ids.flat(), size)
 
 
 def _iterate(machine: Machine, entry: Entry, loop: Loop, iteration: int, stands_at: Entry | None) -> None:

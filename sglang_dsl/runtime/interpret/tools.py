@@ -82,7 +82,7 @@ class ToolCall:
         self.machine.post(partial(self.machine.tool_threads.put, self._work))
 
     def _limit_s(self) -> float | None:
-        left_s = self.machine.seconds_left(self.entry)
+        left_s = self.machine.budget.seconds_left(self.entry)
         limits = [s for s in (left_s, self.tool.timeout_s) if s is not None]
         return min(limits, default=None)
 
