@@ -215,8 +215,27 @@ _SOLVED: list[tuple[str, str, int, str, str, bool]] = [
 ]
 
 _WRITERS = (
-    "Aino Bram Chiara Dilan Emeka Freya Goran Hana Imre Jelena Kofi Lotte Mateo Nuria Otto Paloma Quentin Rosa Sven Tessa"
-).split()
+    "Aino",
+    "Bram",
+    "Chiara",
+    "Dilan",
+    "Emeka",
+    "Freya",
+    "Goran",
+    "Hana",
+    "Imre",
+    "Jelena",
+    "Kofi",
+    "Lotte",
+    "Mateo",
+    "Nuria",
+    "Otto",
+    "Paloma",
+    "Quentin",
+    "Rosa",
+    "Sven",
+    "Tessa",
+)
 
 _REQUESTS = (
     "The air mattress from booking {b} loses its air in an hour. We are on the coast near Stavanger for five more days. What can we do?",

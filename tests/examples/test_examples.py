@@ -41,7 +41,7 @@ def test_support_agent_preamble_is_computed_once() -> None:
 
 def test_support_agent_answer_outside_the_schema_is_never_returned() -> None:
     backend = mock({"answer": [json.dumps({**REPLY, "urgency": 9})]}, policy="last")
-    with pytest.raises(Exception, match="urgency|9"):
+    with pytest.raises(Exception, match=r"urgency|9"):
         triage.run(tickets(2), options=RunOptions(backend=backend))
 
 
