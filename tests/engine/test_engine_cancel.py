@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_dsl.errors import CancelledError
+from sglang_dsl.errors import CancelledError, EngineError
 from sglang_dsl.ir.specs import ConstraintSpec
 from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.schedule.request import ScoreRequest
 
 LONG = " ".join(f"w{i}" for i in range(40))  # 40 tokens
 
@@ -79,6 +80,33 @@ def test_cancel_while_the_constraint_compiles_forgets_the_compilation(lab):
     lab.settle()
     assert lab.worker.steps == []
     assert len(recorder.ends) == 1
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("step", range(8))
+@pytest.mark.parametrize("how", ["cancel", "fault"])
+def test_cancel_or_fault_of_a_scoring_at_each_step_returns_all_pages(lab, page_size, step, how):
+    engine = lab.engine(config=chunked(), page_size=page_size)
+    continuations = tuple(tuple(lab.ids(f"x y{i % 3} z{i} end")) for i in range(12))
+    request = ScoreRequest(
+        request_id="s",
+        prompt_ids=lab.ids(LONG),
+        continuations=continuations,
+        unconditional=True,
+        namespace=engine.info.namespace,
+    )
+    if how == "fault":
+        lab.worker.raise_at[step] = RuntimeError("boom")
+    else:
+        lab.worker.during_step = lambda number: engine.cancel(["s"]) if number == step else None
+    [recorder] = lab.submit(request)
+    lab.settle()
+    if len(lab.worker.steps) > step:
+        assert isinstance(recorder.end, CancelledError if how == "cancel" else EngineError)
+    else:
+        assert len(recorder.end.logprobs) == 12
+    assert len(recorder.ends) == 1
+    lab.assert_clean()
 
 
 def test_cancel_takes_exact_ids_only(lab):

@@ -8,6 +8,7 @@ import pytest
 
 from sglang_dsl.errors import EngineError, SamplingError
 from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
+from sglang_dsl.runtime.engine.config import EngineConfig
 
 GREEDY = SamplingSpec(temperature=0)
 
@@ -67,6 +68,21 @@ def test_native_score_after_nothing_and_of_nothing(lab):
     result = engine.score([], [lab.ids("a"), lab.ids("b c"), []])
     assert [len(logprobs) for logprobs in result.logprobs] == [1, 2, 0]
     assert result.logprobs[0] == (0.0,)
+    lab.assert_clean()
+
+
+@pytest.mark.parametrize("chunk", [2, None])
+def test_bug_61_prompt_logprobs_are_the_same_cold_and_with_any_cached_prefix(lab, chunk):
+    engine = lab.engine(config=EngineConfig(prefill_chunk_tokens=chunk, check_integrity=True))
+    prompt = lab.ids("a b c d e f g h")
+    expected = [None, *(-0.5 - (t % 7) / 10 for t in prompt[1:])]
+    for cached in range(len(prompt) + 1):
+        engine.flush()
+        if cached:
+            engine.generate(prompt[:cached], SamplingSpec(temperature=0, max_tokens=1))
+        scores = engine.generate(prompt, GREEDY, prompt_logprobs=0).prompt_scores
+        assert [None if score is None else score.logprob for score in scores] == expected
+        assert [None if score is None else score.token_id for score in scores] == [None, *prompt[1:]]
     lab.assert_clean()
 
 
