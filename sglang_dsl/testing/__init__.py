@@ -13,3 +13,6 @@ from ..runtime.backends.mock import malformed as malformed
 from ..runtime.backends.mock import mock as mock
 from ..runtime.backends.mock import pieces as pieces
 from ..runtime.backends.mock import stalls as stalls
+from .cassettes import cassette as cassette
+from .faults import Fault as Fault
+from .faults import with_faults as with_faults

@@ -1,0 +1,1 @@
+"""Cassettes: what a model answered, kept as data, and played back without it."""

@@ -1,0 +1,184 @@
+"""Faults on purpose: what a program does when a call fails, stalls, is cut off or answers nonsense.
+
+    backend = with_faults(mock({"answer": "yes"}), {"answer": Fault("cut", after=2)})
+
+Works on any backend with a model, a replayed cassette included. The call itself is made (but for "refuse"); what comes back is
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from ..errors import CancelledError, DeadlineError, EngineError, QueueFullError, SpecError
+from ..ir.execution import ConstraintReport, Executor, resolve
+from ..ir.specs import ConstraintSpec
+from ..runtime.backends.interpreted import HasTarget, InterpretedExecutor
+from ..runtime.cache.namespace import Namespace
+from ..runtime.engine.worker import TargetInfo
+from ..runtime.interpret.target import Target
+from ..runtime.schedule.request import GenerateResult, LeaseId, Request, Result, Sink
+from ..runtime.text.protocol import TextModel, Tokenizer
+
+FaultKind: TypeAlias = Literal["refuse", "fail", "stall", "cut", "malformed"]
+
+
+@dataclass(slots=True)
+class Fault:
+    """One thing that goes wrong.
+
+    refuse: the call is never made; it ends with `error` (by default a retryable QueueFullError). fail: `error` after so many
+    tokens. stall: nothing comes; the call ends by its deadline, which a test need not wait for, or when it is cancelled. cut: the output ends by length after so many tokens.
+    malformed: the call answers `text`. `times`: for the first so many calls only.
+    """
+
+    kind: FaultKind
+    after: int = 0
+    error: Exception | None = None
+    text: str = "{"
+    times: int | None = None
+    used: int = field(default=0, compare=False)
+
+    def take(self) -> bool:
+        """Whether it strikes once more."""
+        if self.times is not None and self.used >= self.times:
+            return False
+        self.used += 1
+        return True
+
+
+def with_faults(backend: str | Executor, faults: Mapping[str, Fault]) -> InterpretedExecutor:
+    """A backend whose calls of these names (or node ids) go wrong. Closing it closes `backend`.
+
+    Raises:
+        SpecError: the backend has no model of its own.
+    """
+    executor = resolve(backend)
+    if not isinstance(executor, HasTarget):
+        raise SpecError(f"backend {executor.name!r} has no model whose calls could fail")
+    return InterpretedExecutor(f"{executor.name} with faults", FaultyTarget(executor.target, faults), executor.close)
+
+
+class FaultyTarget:
+    """A Target around another."""
+
+    def __init__(self, target: Target, faults: Mapping[str, Fault]) -> None:
+        self.info: TargetInfo = target.info
+        self.text: TextModel = target.text
+        self._target = target
+        self._faults = faults
+        self._stalled: dict[str, Sink] = {}
+
+    def submit(self, requests: Sequence[tuple[Request, Sink]]) -> None:
+        """See `Target`."""
+        sound: list[tuple[Request, Sink]] = []
+        for request, sink in requests:
+            fault = self._faults.get(request.label.name) or self._faults.get(request.label.node_id)
+            if fault is None or not fault.take():
+                sound.append((request, sink))
+            elif fault.kind in ("refuse", "stall"):
+                self._withhold(request, sink, fault)
+            else:
+                end = _cancelling(self._target, request.request_id)
+                sound.append((request, FaultySink(sink, fault, self.text.tokenizer, end)))
+        if sound:
+            self._target.submit(sound)
+
+    def cancel(self, request_ids: Sequence[str], reason: str = "") -> None:
+        """See `Target`."""
+        for request_id in request_ids:
+            if (sink := self._stalled.pop(request_id, None)) is not None:
+                sink.done(CancelledError(reason or "the request was cancelled"))
+        self._target.cancel(request_ids, reason)
+
+    def lease(self, prompt_ids: Sequence[int], namespace: Namespace, children: int) -> LeaseId:
+        """See `Target`."""
+        return self._target.lease(prompt_ids, namespace, children)
+
+    def release(self, lease: LeaseId, children: int | None = None) -> None:
+        """See `Target`."""
+        self._target.release(lease, children)
+
+    def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
+        """See `Target`."""
+        return self._target.audit(constraint)
+
+    def now(self) -> float:
+        """See `Target`."""
+        return self._target.now()
+
+    def _withhold(self, request: Request, sink: Sink, fault: Fault) -> None:
+        if request.lease is not None:
+            self._target.release(request.lease, 1)
+        if fault.kind == "stall" and request.deadline_s is None:
+            self._stalled[request.request_id] = sink
+        elif fault.kind == "stall":
+            sink.done(DeadlineError("the call stalled until its deadline (a fault of this test)"))
+        else:
+            sink.done(fault.error or QueueFullError("the queue is full (a fault of this test)", retryable=True))
+
+
+class FaultySink:
+    """Changes what comes back of one call."""
+
+    def __init__(self, sink: Sink, fault: Fault, tokenizer: Tokenizer, end: Callable[[], None]) -> None:
+        self._sink = sink
+        self._fault = fault
+        self._tokenizer = tokenizer
+        self._end = end
+        self._text = ""
+        self._ids: list[int] = []
+        self._over = False
+
+    def started(self) -> None:
+        """See `Sink`."""
+        self._sink.started()
+        self._strike_if_due()
+
+    def text(self, delta: str, token_ids: Sequence[int]) -> None:
+        """See `Sink`."""
+        if self._over or self._fault.kind == "malformed":
+            return
+        room = self._fault.after - len(self._ids)
+        if len(token_ids) > room:
+            token_ids = token_ids[:room]
+            delta = self._tokenizer.decode(token_ids)
+        self._ids.extend(token_ids)
+        self._text += delta
+        if delta:
+            self._sink.text(delta, token_ids)
+        self._strike_if_due()
+
+    def done(self, result: Result | Exception) -> None:
+        """See `Sink`."""
+        if self._over:
+            return
+        if self._fault.kind == "malformed" and isinstance(result, GenerateResult):
+            ids = tuple(self._tokenizer.encode(self._fault.text))
+            self._sink.text(self._fault.text, ids)
+            result = replace(result, text=self._fault.text, token_ids=ids, tail_text="")
+        self._over = True
+        self._sink.done(result)
+
+    def _strike_if_due(self) -> None:
+        if self._over or self._fault.kind == "malformed" or len(self._ids) < self._fault.after:
+            return
+        self._over = True
+        self._end()
+        if self._fault.kind == "fail":
+            self._sink.done(
+                self._fault.error or EngineError("the engine failed (a fault of this test)", retryable=True)
+            )
+            return
+        ids = tuple(self._ids)
+        self._sink.done(
+            GenerateResult(
+                request_id="", token_ids=ids, text=self._text, finish_reason="length", generated_tokens=len(ids)
+            )
+        )
+
+
+def _cancelling(target: Target, request_id: str) -> Callable[[], None]:
+    return lambda: target.cancel([request_id], "a fault of this test")
