@@ -1,0 +1,182 @@
+"""Outcomes as plain JSON data and back, exact to the last log-probability.
+
+Defaults are left out; bytes are hexadecimal; an infinite or undefined number is the text Python prints for it. In a
+value, MISSING is {"$missing": true} and an error {"$error": [code, what]}.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import Field, fields
+from typing import Any, TypeVar
+
+from ..errors import DslError, FormatError, RunError
+from .execution import MISSING, ChoiceScore, Meta, Outcome, TokenScore, Usage
+
+T = TypeVar("T")
+Data = dict[str, Any]
+
+
+class RecordedError(RunError):
+    """An error as a record holds it: the code and words of the one that was raised."""
+
+    title = "error of a recorded run"
+
+    def __init__(self, code: str, what: str) -> None:
+        super().__init__(what)
+        self.recorded_code = code
+
+
+def encode_outcome(outcome: Outcome) -> Data:
+    """An outcome as data."""
+    data: Data = {"value": encode_value(outcome.value)}
+    if outcome.text:
+        data["text"] = outcome.text
+    if outcome.meta is not None:
+        data["meta"] = _fields(outcome.meta)
+    if outcome.winners is not None:
+        data["winners"] = list(outcome.winners)
+    return data
+
+
+def decode_outcome(data: Any) -> Outcome:
+    """The outcome of `encode_outcome`. Raises FormatError."""
+    found = _object(data, {"value", "text", "meta", "winners"}, "an outcome")
+    meta = found.get("meta")
+    winners = found.get("winners")
+    return Outcome(
+        value=decode_value(found.get("value")),
+        text=found.get("text", ""),
+        meta=None if meta is None else _made(Meta, meta),
+        winners=None if winners is None else tuple(winners),
+    )
+
+
+def encode_usage(usage: Usage) -> Data:
+    """Usage as data."""
+    return _fields(usage)
+
+
+def decode_usage(data: Any) -> Usage:
+    """The usage of `encode_usage`. Raises FormatError."""
+    return _made(Usage, data)
+
+
+def encode_error(error: BaseException) -> list[str]:
+    """An error's code (a Python error's class name) and words."""
+    if isinstance(error, RecordedError):
+        return [error.recorded_code, error.what]
+    return [error.code, error.what] if isinstance(error, DslError) else [type(error).__name__, str(error)]
+
+
+def decode_error(data: Any) -> RecordedError:
+    """The error of `encode_error`. Raises FormatError."""
+    match data:
+        case [str() as code, str() as what]:
+            return RecordedError(code, what)
+    raise FormatError(f"{data!r} is not a recorded error")
+
+
+def encode_value(value: Any) -> Any:
+    """A value as data. A value that is no JSON is a FormatError."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        case list() | tuple():
+            return [encode_value(item) for item in value]
+        case dict():
+            if not all(isinstance(key, str) for key in value) or any(key.startswith("$") for key in value):
+                return {"$pairs": [[encode_value(key), encode_value(item)] for key, item in value.items()]}
+            return {key: encode_value(item) for key, item in value.items()}
+        case BaseException():
+            return {"$error": encode_error(value)}
+    if value is MISSING:
+        return {"$missing": True}
+    raise FormatError(f"{value!r} is a {type(value).__name__}; a record holds JSON values only")
+
+
+def decode_value(data: Any) -> Any:
+    """The value of `encode_value`. Raises FormatError."""
+    match data:
+        case list():
+            return [decode_value(item) for item in data]
+        case {"$missing": True}:
+            return MISSING
+        case {"$error": error}:
+            return decode_error(error)
+        case {"$float": str() as text}:
+            return float(text)
+        case {"$pairs": list() as pairs}:
+            return {decode_value(key): decode_value(item) for key, item in pairs}
+        case dict():
+            return {key: decode_value(item) for key, item in data.items()}
+    return data
+
+
+# --- dataclasses ----------------------------------------------------------------------------------------------------
+
+
+def _fields(value: Any) -> Data:
+    return {
+        field.name: _encoded(getattr(value, field.name))
+        for field in fields(value)
+        if field.default is NO_DEFAULT or getattr(value, field.name) != field.default
+    }
+
+
+def _encoded(value: Any) -> Any:
+    match value:
+        case TokenScore() | ChoiceScore():
+            return _fields(value)
+        case bytes():
+            return value.hex()
+        case tuple():
+            return [_encoded(item) for item in value]
+        case float():
+            return value if math.isfinite(value) else repr(value)
+    return value
+
+
+def _made(data_class: type[T], data: Any) -> T:
+    known: Mapping[str, Field[Any]] = {field.name: field for field in fields(data_class)}  # type: ignore[arg-type]
+    found = _object(data, set(known), data_class.__name__)
+    try:
+        return data_class(**{name: _READERS.get(name, _same)(value) for name, value in found.items()})
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{data_class.__name__} cannot be read: {error}") from error
+
+
+def _same(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    return tuple(float(item) for item in value)
+
+
+def _alternatives(value: Any) -> tuple[tuple[int, float, bytes], ...]:
+    return tuple((int(token_id), float(logprob), bytes.fromhex(text)) for token_id, logprob, text in value)
+
+
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    "token_scores": lambda value: tuple(_made(TokenScore, item) for item in value),
+    "choices": lambda value: tuple(_made(ChoiceScore, item) for item in value),
+    "token_bytes": bytes.fromhex,
+    "top": _alternatives,
+    "logprobs": _numbers,
+    "unconditional": _numbers,
+    "logprob": float,
+    "score": float,
+}
+
+
+def _object(data: Any, names: set[str], what: str) -> Data:
+    if not isinstance(data, dict):
+        raise FormatError(f"{data!r} is not {what}")
+    if unknown := data.keys() - names:
+        raise FormatError(f"{what} has unknown fields: {', '.join(sorted(unknown))}")
+    return data
