@@ -142,7 +142,9 @@ def threads_of_wide_fork(options: RunOptions) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sglang", type=Path, metavar="PYTHON", help="interpreter of an environment with SGLang's wheel")
+    parser.add_argument(
+        "--sglang", type=Path, metavar="PYTHON", help="interpreter of an environment with SGLang's wheel"
+    )
     chosen = parser.parse_args()
     ours = measure(RunOptions(backend=NullExecutor()))
     theirs: dict[str, float] = {}
@@ -154,7 +156,9 @@ def main() -> None:
     for name, value in ours.items():
         line = f"{name:<24}{value:>12.3f}"
         if name in theirs:
-            ratio = value / theirs[name] if name == "programs_per_s" else theirs[name] / value if value else float("inf")
+            ratio = (
+                value / theirs[name] if name == "programs_per_s" else theirs[name] / value if value else float("inf")
+            )
             line += f"{theirs[name]:>12.3f}{ratio:>7.1f}x"
         print(line)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from ..ir.execution import MISSING, Outcome
 from ..ir.nodes import Concat, Constant, Expression, ListOf, Reference
@@ -14,14 +14,26 @@ LIST_MODES = frozenset({"all", "settle", "first"})
 
 
 class Bound:
-    """One assignment: the value of a node."""
+    """One assignment: the value of a node. `source`: the call or name it stands for in messages.
 
-    __slots__ = ("convert", "label", "node_id")
+    earlier, earlier_of_handle: what its name and its handle stood for before; set once, when it is bound.
+    """
 
-    def __init__(self, node_id: str, convert: Convert | None = None, label: str = "") -> None:
+    __slots__ = ("convert", "earlier", "earlier_of_handle", "node_id", "source")
+
+    def __init__(self, node_id: str, convert: Convert | None = None, source: object = None) -> None:
         self.node_id = node_id
         self.convert = convert
-        self.label = label or node_id
+        self.source = source
+        self.earlier: Bound | None = None
+        self.earlier_of_handle: Bound | None = None
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        if self.source is None:
+            return self.node_id
+        return self.source if isinstance(self.source, str) else repr(self.source)
 
     @property
     def expression(self) -> Expression:
@@ -45,22 +57,18 @@ class Gathered(Bound):
     the ListOf its leaves.
     """
 
-    __slots__ = ("mode", "parts", "spliced")
+    __slots__ = ("leaves", "mode", "parts", "spliced")
 
     def __init__(
-        self, node_id: str, parts: Sequence[Bound | None], mode: JoinMode, *, label: str = "", nested: bool = False
+        self, node_id: str, parts: Sequence[Bound | None], mode: JoinMode, *, label: object = None, nested: bool = False
     ) -> None:
         super().__init__(node_id, None, label)
         self.parts = parts
         self.mode = mode
         self.spliced = [not nested and isinstance(part, Gathered) and part.mode == "all" for part in parts]
-
-    def leaves(self) -> list[Bound | None]:
-        """What the list is made of, in order."""
-        found: list[Bound | None] = []
-        for part, spliced in zip(self.parts, self.spliced, strict=True):
-            found.extend(part.leaves() if spliced and isinstance(part, Gathered) else (part,))
-        return found
+        self.leaves: list[Bound | None] = []  # what the list is made of, in order
+        for part, spliced in zip(parts, self.spliced, strict=True):
+            self.leaves.extend(part.leaves if spliced and isinstance(part, Gathered) else (part,))
 
     def finish(self, outcome: Outcome) -> Any:
         """A list in branch order, or the one value that the mode decided on."""
@@ -83,7 +91,7 @@ class Gathered(Bound):
         """Its list inside another join's value."""
         if self.mode not in LIST_MODES or not isinstance(value, list):
             return value
-        leaves = self.leaves()
+        leaves = [leaf for leaf in self.leaves if leaf is not None]
         if len(leaves) != len(value):
             return value
         return [_one(leaf, item) for leaf, item in zip(leaves, value, strict=True)]
@@ -145,12 +153,8 @@ def value_in_join(part: Bound | None, *, nested: bool) -> Expression | None:
     if part is None:
         return None
     if isinstance(part, Gathered) and part.mode == "all" and not nested:
-        return ListOf(tuple(_leaf_expression(leaf) for leaf in part.leaves() if leaf is not None))
+        return ListOf(tuple(leaf.expression for leaf in part.leaves if leaf is not None))
     return part.expression
-
-
-def _leaf_expression(leaf: Bound) -> Expression:
-    return leaf.expression
 
 
 def _one(part: Bound | None, value: Any) -> Any:
@@ -159,17 +163,11 @@ def _one(part: Bound | None, value: Any) -> Any:
     return part.typed(value)
 
 
-class Entry(NamedTuple):
-    """A name's latest binding and those before it."""
-
-    bound: Bound
-    previous: Entry | None = None
-
-    def history(self) -> list[Bound]:
-        """All bindings, oldest first."""
-        found: list[Bound] = []
-        entry: Entry | None = self
-        while entry is not None:
-            found.append(entry.bound)
-            entry = entry.previous
-        return found[::-1]
+def history(bound: Bound, *, of_handle: bool) -> list[Bound]:
+    """What a name (or handle) stood for so far, oldest first."""
+    found: list[Bound] = []
+    current: Bound | None = bound
+    while current is not None:
+        found.append(current)
+        current = current.earlier_of_handle if of_handle else current.earlier
+    return found[::-1]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError
 from ..ir.nodes import Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, Text
-from .bindings import Bound, Entry
+from .bindings import Bound
 from .expressions import Expression, Handle, Mention
 from .recorder import Recorder, no_text
 from .sites import Site
@@ -45,7 +45,7 @@ class Line:
         path: str = "",
         role: str | None = None,
         control: tuple[str, ...] = (),
-        handles: dict[Handle[Any], Entry] | None = None,
+        handles: dict[Handle[Any], Bound] | None = None,
     ) -> None:
         self.tip = tip
         self.branch = branch
@@ -53,7 +53,7 @@ class Line:
         self.suffix = f"[{path}]" if path else ""
         self.role = role
         self.control = control
-        self.handles: dict[Handle[Any], Entry] = {} if handles is None else handles
+        self.handles: dict[Handle[Any], Bound] = {} if handles is None else handles
         self.counts: dict[str, int] = {}
         self.forks = 0
         self.first: str | None = None
@@ -72,7 +72,7 @@ class Cursor:
 
     __slots__ = ("line", "names", "recorder", "scope")
 
-    def __init__(self, recorder: Recorder, line: Line, names: dict[str, Entry], scope: str) -> None:
+    def __init__(self, recorder: Recorder, line: Line, names: dict[str, Bound], scope: str) -> None:
         self.recorder = recorder
         self.line = line
         self.names = names
@@ -108,7 +108,8 @@ class Cursor:
 
     def rebind(self, name: str, bound: Bound) -> None:
         """Make a name stand for `bound` from here on."""
-        self.names[name] = Entry(bound, self.names.get(name))
+        bound.earlier = self.names.get(name)
+        self.names[name] = bound
 
     def path(self) -> list[Node]:
         """The nodes from the root to here."""
@@ -146,14 +147,17 @@ class Statement:
 
     def add(self, item: Any) -> None:
         """Write a string, an expression, or a list or tuple of them."""
-        if isinstance(item, str):
+        kind = type(item)
+        if kind is str:
             if item:
                 self._pieces.extend(self._recorder.pieces(_writable(item, self._origin)))
         elif isinstance(item, Expression):
             item.write(self)
-        elif isinstance(item, (list, tuple)):
+        elif kind is list or kind is tuple:
             for part in item:
                 self.add(part)
+        elif isinstance(item, str):  # an abstract value, or a user's own kind of string
+            self._pieces.extend(self._recorder.pieces(_writable(item, self._origin)))
         else:
             raise no_text(item, self._origin)
 
@@ -167,24 +171,19 @@ class Statement:
         """Add a node to the context path. Returns its id."""
         if self._pieces:
             self._push_text()
-        node = kind(
-            id=self._next_id(),
-            context=self._tip,
-            branch=self._branch,
-            control=self._line.control,
-            scope=self._scope,
-            origin=self._origin,
-            **fields,
-        )
-        self.nodes.append(node)
-        self._tip = node.id
+        self._tip = self._place(kind, self._tip, self._branch, fields)
         self._branch = None
-        return node.id
+        return self._tip
 
     def push_aside(self, kind: type[Node], *, context: str, branch: int, **fields: Any) -> str:
         """Add a node that starts branch `branch` of the fork `context`. Returns its id."""
+        return self._place(kind, context, branch, fields)
+
+    def _place(self, kind: type[Node], context: str | None, branch: int | None, fields: dict[str, Any]) -> str:
+        part = len(self.nodes)
+        node_id = f"{self._base}.{part}{self._suffix}" if part else self._base + self._suffix
         node = kind(
-            id=self._next_id(),
+            id=node_id,
             context=context,
             branch=branch,
             control=self._line.control,
@@ -193,7 +192,7 @@ class Statement:
             **fields,
         )
         self.nodes.append(node)
-        return node.id
+        return node_id
 
     def bind(self, handle: Handle[Any], bound: Bound) -> None:
         """Make a handle, and its name, stand for a value."""
@@ -258,7 +257,7 @@ class Statement:
             self._line.counts[label] = count
         return self.nodes
 
-    def commit(self, names: dict[str, Entry]) -> None:
+    def commit(self, names: dict[str, Bound]) -> None:
         """The recorder has taken the nodes: move the line on and make the bindings. `names`: of the state's scope."""
         line = self._line
         if not self.nodes:
@@ -269,18 +268,17 @@ class Statement:
         if line.first is None:
             line.first = self.nodes[0].id
         for handle, bound in self._bindings:
-            line.handles[handle] = Entry(bound, line.handles.get(handle))
+            bound.earlier_of_handle = line.handles.get(handle)
+            line.handles[handle] = bound
             if handle.name is not None:
-                names[handle.name] = Entry(bound, names.get(handle.name))
+                bound.earlier = names.get(handle.name)
+                names[handle.name] = bound
 
     def _push_text(self) -> None:
         pieces = tuple(self._pieces)
         self._pieces.clear()
-        self.push(Text, pieces=pieces)
-
-    def _next_id(self) -> str:
-        part = len(self.nodes)
-        return f"{self._base}.{part}{self._suffix}" if part else self._base + self._suffix
+        self._tip = self._place(Text, self._tip, self._branch, {"pieces": pieces})
+        self._branch = None
 
 
 def _over(line: Line, origin: Origin) -> ProgramError | CancelledError:
@@ -297,9 +295,9 @@ def _over(line: Line, origin: Origin) -> ProgramError | CancelledError:
 
 def _writable(text: str, origin: Origin) -> str:
     """The text, if UTF-8 can hold it: a lone surrogate reaches no tokenizer."""
-    if not text.isascii():
+    if not str.isascii(text):
         try:
-            text.encode()
+            str.encode(text)
         except UnicodeEncodeError as error:
             raise ProgramError(
                 f"the text holds a lone surrogate at character {error.start}, which no tokenizer takes",

@@ -60,7 +60,7 @@ class Expression:
         raise NotImplementedError
 
     def __add__(self, other: Any) -> Chain:
-        return Chain((self, other))
+        return Chain((self, *other.parts) if type(other) is Chain else (self, other))
 
     def __radd__(self, other: Any) -> Chain:
         return Chain((other, self))
@@ -87,9 +87,13 @@ class Chain(Expression):
     __slots__ = ("parts",)
 
     def __init__(self, parts: tuple[Any, ...]) -> None:
-        self.parts: tuple[Any, ...] = tuple(
-            p for part in parts for p in (part.parts if type(part) is Chain else (part,))
-        )
+        self.parts = parts
+
+    def __add__(self, other: Any) -> Chain:
+        return Chain((*self.parts, *other.parts) if type(other) is Chain else (*self.parts, other))
+
+    def __radd__(self, other: Any) -> Chain:
+        return Chain((other, *self.parts))
 
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.parts))
@@ -174,7 +178,7 @@ class Generation(Handle[T_co]):
         if self.check is not None:
             fields = {**fields, "validator": draft.register(*self.check)}
         if self.n is None:
-            draft.bind(self, Bound(draft.push(Gen, **fields), self.convert, repr(self)))
+            draft.bind(self, Bound(draft.push(Gen, **fields), self.convert, self))
         else:
             draft.bind(self, self._samples(draft, fields, self.n))
 
@@ -184,7 +188,7 @@ class Generation(Handle[T_co]):
         join_id = draft.push(
             Join, fork=fork_id, name=self.name, tips=samples, values=tuple(Reference(node_id) for node_id in samples)
         )
-        return Gathered(join_id, [Bound(node_id, self.convert) for node_id in samples], "all", label=repr(self))
+        return Gathered(join_id, [Bound(node_id, self.convert) for node_id in samples], "all", label=self)
 
 
 class Selection(Handle[T_co]):
@@ -212,7 +216,7 @@ class Selection(Handle[T_co]):
         """One Select."""
         choices = tuple(draft.choice(c) for c in self.choices)
         node_id = draft.push(Select, name=self.name, choices=choices, method=self.method, model=self.model)
-        draft.bind(self, Bound(node_id, None, repr(self)))
+        draft.bind(self, Bound(node_id, None, self))
 
 
 class Turn(Expression):

@@ -77,7 +77,7 @@ def new_names(branches: Sequence[Cursor], before: dict[str, Any]) -> list[str]:
     """Names that some branch has bound since the fork, in order of appearance."""
     found: dict[str, None] = {}
     for branch in branches:
-        found.update((name, None) for name, entry in branch.names.items() if before.get(name) is not entry)
+        found.update((name, None) for name, bound in branch.names.items() if before.get(name) is not bound)
     return list(found)
 
 
@@ -92,10 +92,10 @@ def check_parent(parent: Cursor, site: Site) -> None:
 
 
 def _bound_in(branch: Cursor, what: Handle[Any] | str) -> Bound | None:
-    entry = branch.names.get(what) if isinstance(what, str) else branch.line.handles.get(what)
-    if entry is None and isinstance(what, Handle) and what.name is not None:
-        entry = branch.names.get(what.name)  # gathered by name in an inner join of this branch
-    return None if entry is None else entry.bound
+    bound = branch.names.get(what) if isinstance(what, str) else branch.line.handles.get(what)
+    if bound is None and isinstance(what, Handle) and what.name is not None:
+        return branch.names.get(what.name)  # gathered by name in an inner join of this branch
+    return bound
 
 
 def _push(

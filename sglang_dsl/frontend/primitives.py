@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, get_args, overload
 
 from ..errors import ConstraintError, DslError, SpecError
@@ -123,39 +125,46 @@ def gen(
         SpecError: an option outside its range. ConstraintError: a regex that is none.
     """
     try:
-        sampling = SamplingSpec(
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            top_k=top_k,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            logit_bias=tuple(logit_bias.items()) if logit_bias else (),
-            seed=seed,
-            stop=_texts(stop),
-            stop_token_ids=tuple(stop_token_ids),
-            stop_regex=tuple(map(_regex, _texts(stop_regex))),
-            include_stop=include_stop,
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
+        sampling = _sampling(
+            max_tokens,
+            min_tokens,
+            temperature,
+            top_p,
+            top_k,
+            min_p,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            seed,
+            (stop,) if isinstance(stop, str) else tuple(stop),
+            _regexes(stop_regex) if stop_regex else (),
+            include_stop,
+            ignore_eos,
+            logprobs,
         )
+        if logit_bias or stop_token_ids:
+            bias = tuple(dict(logit_bias).items()) if logit_bias else ()
+            sampling = replace(sampling, logit_bias=bias, stop_token_ids=tuple(stop_token_ids))
         output = TEXT if type is schema is regex is choices is grammar is None else _output(
             wanted=type, schema=schema, regex=regex, choices=choices, grammar=grammar
         )  # fmt: skip
-        fields: dict[str, Any] = {"name": _name(name), "sampling": sampling}
+        fields: dict[str, Any] = {"name": name if name is None else _name(name), "sampling": sampling}
         if output is not TEXT:
             fields.update(constraint=output.constraint, decode=output.decode)
         if model is not None:
             fields["model"] = model
         if retries or partial_ok or reasoning or timeout_s is not None or heal:
             fields.update(_rare(retries, partial_ok, reasoning, timeout_s, heal))
-        _whole("n", n)
+        if n is not None:
+            _whole("n", n)
     except DslError as error:
         raise error.at(caller_origin()) from error.__cause__
-    return Generation(name, fields, convert=output.convert, check=check_of(output, validate), n=n)
+    except TypeError as error:  # a list where a number belongs, a number where a list belongs
+        raise SpecError(
+            f"an option has a value of the wrong kind: {error}", hint="see help(gen)", origin=caller_origin()
+        ) from error
+    check = check_of(output, validate) if output.checks or validate is not None else None
+    return Generation(name, fields, convert=output.convert, check=check, n=n)
 
 
 @overload
@@ -217,6 +226,43 @@ def image(source: Any) -> Picture:
     return Picture(source)
 
 
+@lru_cache(maxsize=1024, typed=True)  # a program makes the same call many times; checking its options takes longer
+def _sampling(
+    max_tokens: int,
+    min_tokens: int,
+    temperature: float,
+    top_p: float,
+    top_k: int,
+    min_p: float,
+    repetition_penalty: float,
+    frequency_penalty: float,
+    presence_penalty: float,
+    seed: int | None,
+    stop: tuple[str, ...],
+    stop_regex: tuple[str, ...],
+    include_stop: bool,
+    ignore_eos: bool,
+    logprobs: int | None,
+) -> SamplingSpec:
+    return SamplingSpec(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        seed=seed,
+        stop=stop,
+        stop_regex=stop_regex,
+        include_stop=include_stop,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+    )
+
+
 def _output(
     *, wanted: Any, schema: Any, regex: str | None, choices: Sequence[str] | None, grammar: str | None
 ) -> Output:
@@ -255,14 +301,13 @@ def _name(name: str | None) -> str | None:
     return name
 
 
-def _whole(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+def _whole(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SpecError(f"{name}={value!r} is not a whole number above 0", hint=f"{name}=3")
 
 
-def _texts(texts: Texts) -> tuple[str, ...]:
-    """One string or several, always copied: the caller's list stays the caller's."""
-    return (texts,) if isinstance(texts, str) else tuple(texts)
+def _regexes(texts: Texts) -> tuple[str, ...]:
+    return tuple(map(_regex, (texts,) if isinstance(texts, str) else texts))
 
 
 def _choices(choices: Sequence[str]) -> tuple[str, ...]:

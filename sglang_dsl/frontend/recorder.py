@@ -117,7 +117,7 @@ class LiveRecorder:
 
     def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
         """Wait for the node and convert."""
-        return bound.finish(self._wait(bound.node_id, bound.label, timeout_s))
+        return bound.finish(self._wait(bound.node_id, bound, timeout_s))
 
     async def aread(self, bound: Bound) -> Any:
         """Await the node and convert."""
@@ -137,17 +137,17 @@ class LiveRecorder:
 
     def outcome(self, node_id: str) -> Outcome:
         """Wait for the node."""
-        return self._wait(node_id, node_id, None)
+        return self._wait(node_id, None, None)
 
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
         """Pass it on."""
         self.run.cancel(node_ids, reason)
 
-    def _wait(self, node_id: str, label: str, timeout_s: float | None) -> Outcome:
+    def _wait(self, node_id: str, bound: Bound | None, timeout_s: float | None) -> Outcome:
         future = self.run.value(node_id)
         if self.asynchronous and not future.done():
             raise UnresolvedError(
-                f"{label} was read in an async program before its value existed",
+                f"{_label(node_id, bound)} was read in an async program before its value existed",
                 hint="value = await s.get(x)",
                 origin=caller_origin(),
             )
@@ -155,10 +155,14 @@ class LiveRecorder:
             return wait(future, timeout_s)
         except Exception as error:
             if not future.done() and isinstance(error, TimeoutError):
-                what = f"{label} had no value after {timeout_s} s"
+                what = f"{_label(node_id, bound)} had no value after {timeout_s} s"
                 raise DeadlineError(what, hint="wait longer, or cancel the branch or run") from error
             self._shown.append(error)
             raise
+
+
+def _label(node_id: str, bound: Bound | None) -> str:
+    return node_id if bound is None else bound.label
 
 
 def _shielded(future: Future[Outcome]) -> Future[Outcome]:

@@ -23,8 +23,8 @@ from ..ir.execution import Meta, Outcome
 from ..ir.nodes import Fork, Reference
 from ..ir.nodes import Tool as ToolNode
 from ..ir.specs import JoinMode
-from .bindings import Bound, Entry, Gathered, Local
-from .drafting import Cursor
+from .bindings import Bound, Gathered, Local, history
+from .drafting import Cursor, Statement
 from .expressions import Handle, Mention
 from .gathering import JoinRequest, check_parent, gather, gather_text, new_names
 from .joined import Joined, Lazy
@@ -52,7 +52,9 @@ class State:
 
     def __iadd__(self, item: Any) -> State:
         cursor = self._cursor
-        cursor.say(item, cursor.recorder.sites.at(sys._getframe(1)))
+        statement = Statement(cursor.recorder, cursor.line, cursor.scope, cursor.recorder.sites.at(sys._getframe(1)))
+        statement.add(item)
+        cursor.commit(statement)
         return self
 
     def append(self, item: Any) -> State:
@@ -68,7 +70,7 @@ class State:
     @overload
     def __getitem__(self, key: str) -> Any: ...
     def __getitem__(self, key: Handle[Any] | str) -> Any:
-        return self._value(self._find(key).bound)
+        return self._value(self._find(key))
 
     @overload
     def read(self, key: Handle[T], timeout_s: float | None = None) -> T: ...
@@ -76,7 +78,7 @@ class State:
     def read(self, key: str, timeout_s: float | None = None) -> Any: ...
     def read(self, key: Handle[Any] | str, timeout_s: float | None = None) -> Any:
         """`s[key]`, waiting at most `timeout_s`. Raises DeadlineError."""
-        return self._value(self._find(key).bound, timeout_s)
+        return self._value(self._find(key), timeout_s)
 
     @overload
     async def get(self, key: Handle[T]) -> T: ...
@@ -84,7 +86,7 @@ class State:
     async def get(self, key: str) -> Any: ...
     async def get(self, key: Handle[Any] | str) -> Any:
         """`s[key]` for `async def` programs: waits without blocking the event loop."""
-        bound = self._find(key).bound
+        bound = self._find(key)
         return self._value(bound) if isinstance(bound, Local) else await self._cursor.recorder.aread(bound)
 
     def __contains__(self, key: object) -> bool:
@@ -96,11 +98,11 @@ class State:
     def all(self, key: str) -> list[Any]: ...
     def all(self, key: Handle[Any] | str) -> list[Any]:
         """Every value the name (or handle) was bound to so far, oldest first."""
-        return [self._value(bound) for bound in self._find(key).history()]
+        return [self._value(bound) for bound in history(self._find(key), of_handle=not isinstance(key, str))]
 
     def meta(self, key: Handle[Any] | str) -> Meta:
         """Token ids and scores, finish reason and counts of the call a name was last bound to."""
-        bound = self._find(key).bound
+        bound = self._find(key)
         found = None if isinstance(bound, Local) else self._cursor.recorder.outcome(bound.node_id).meta
         if found is None:
             raise ProgramError(
@@ -114,7 +116,7 @@ class State:
         """Mention a value in text without waiting for it: `s += "You said " + s.ref("a")`."""
         if isinstance(key, Lazy):
             return Mention((Reference(key.bound.node_id),), repr(key))
-        bound = self._find(key).bound
+        bound = self._find(key)
         return Mention(pieces_of(bound), repr(key))
 
     def _value(self, bound: Bound, timeout_s: float | None = None) -> Any:
@@ -127,20 +129,20 @@ class State:
         """Names whose values exist, with their values. Waits for nothing."""
         recorder = self._cursor.recorder
         found: dict[str, Any] = {}
-        for name, entry in self._cursor.names.items():
-            if not isinstance(entry.bound, Local) and recorder.is_finished(entry.bound.node_id):
-                found[name] = recorder.read(entry.bound)
+        for name, bound in self._cursor.names.items():
+            if not isinstance(bound, Local) and recorder.is_finished(bound.node_id):
+                found[name] = recorder.read(bound)
         return found
 
     def _outcomes(self) -> dict[str, Outcome]:
         recorder = self._cursor.recorder
         return {n.id: recorder.outcome(n.id) for n in recorder.graph if recorder.is_finished(n.id)}
 
-    def _find(self, key: Handle[Any] | str) -> Entry:
-        entry = self._cursor.names.get(key) if isinstance(key, str) else self._cursor.line.handles.get(key)
-        if entry is None:
+    def _find(self, key: Handle[Any] | str) -> Bound:
+        bound = self._cursor.names.get(key) if isinstance(key, str) else self._cursor.line.handles.get(key)
+        if bound is None:
             raise self._unknown(key, caller_origin())
-        return entry
+        return bound
 
     def _unknown(self, key: object, origin: Origin) -> DslError:
         if isinstance(key, Handle):
@@ -270,7 +272,7 @@ class Branches:
 
     __slots__ = ("_before", "_fork_id", "_parent", "_states")
 
-    def __init__(self, parent: State, fork_id: str, states: list[State], before: dict[str, Entry]) -> None:
+    def __init__(self, parent: State, fork_id: str, states: list[State], before: dict[str, Bound]) -> None:
         self._parent = parent
         self._fork_id = fork_id
         self._states = states

@@ -107,7 +107,7 @@ class SglGen(Handle[Any]):
         made.write(watched)
         if self.reasoning is not None and self.name is not None and watched.bound is not None:
             part: Generation[str] = Generation(f"{self.name}_reasoning_content", {}, convert=None, check=None, n=None)
-            draft.bind(part, ReasoningPart(watched.bound.node_id, label=repr(part)))
+            draft.bind(part, ReasoningPart(watched.bound.node_id, source=part))
 
     def with_reasoning(self, reasoning: Reasoning) -> SglGen:
         """The same call with its reasoning kept apart."""
