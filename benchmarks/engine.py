@@ -141,7 +141,7 @@ def _timed() -> Iterator[dict[str, float]]:
     """Time the outermost calls into tree, pool and leases."""
     spent: dict[str, float] = defaultdict(float)
     parts = {
-        "tree": (RadixTree, ("match", "peek", "tail", "insert", "insert_pending", "commit_pending", "acquire", "release", "move", "evict")),
+        "tree": (RadixTree, ("match", "peek", "overlap", "insert", "insert_pending", "commit_pending", "acquire", "release", "move", "evict")),
         "pool": (PagePool, ("allocate_each", "free", "give")),
         "leases": (LeaseTable, ("open", "count_down", "follow")),
     }  # fmt: skip

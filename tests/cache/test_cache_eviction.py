@@ -80,3 +80,18 @@ def test_eviction_spares_a_hinted_node_while_there_is_another(bench):
     it.put(*B)
     it.cache.pool.free(it.cache.tree.evict(1))
     assert survivors(it, A, B) == [B], "without its hint it is the oldest"
+
+
+def test_priority_of_a_request_reaches_the_prefix_it_shares(bench):
+    it = bench(eviction="priority")
+    it.put(1, 2)
+    it.put(3, 4)
+    client = it.client(1, 2, 3)
+    assert client.compute()
+    client.tree_pages += client.cache.adopt(client.receipt, pack((3,)), client.pages[2:], priority=9)
+    it.drop(client)
+    it.cache.pool.free(it.cache.tree.evict(1))
+    assert survivors(it, (1, 2, 3), (3, 4)) == [(1, 2, 3)]
+    it.cache.pool.free(it.cache.tree.evict(1))
+    assert it.cached(1, 2) == 2
+    it.check()

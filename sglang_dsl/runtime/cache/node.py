@@ -80,7 +80,7 @@ class Match(NamedTuple):
     pages: list[int]
 
 
-class Tail(NamedTuple):
+class Overlap(NamedTuple):
     """The best match inside the page after a node: the first `tokens` slots of `child`'s first page hold the same tokens."""
 
     child: Node

@@ -21,7 +21,7 @@ from ...errors import IntegrityError
 from .eviction import EvictionPolicy, EvictionQueue, lru
 from .keys import TOKEN_BYTES, common_bytes
 from .namespace import Namespace
-from .node import Inserted, Match, Node, Receipt, Tail
+from .node import Inserted, Match, Node, Overlap, Receipt
 
 
 class RadixTree:
@@ -80,14 +80,14 @@ class RadixTree:
                 break
         return node, at // TOKEN_BYTES
 
-    def tail(self, node: Node, key: bytes, limit_tokens: int) -> Tail | None:
+    def overlap(self, node: Node, key: bytes, limit_tokens: int) -> Overlap | None:
         """Below `node`, the child whose first page begins with most of `key[node.end : limit_tokens]`."""
         start, end = node.end * TOKEN_BYTES, min(len(key), limit_tokens * TOKEN_BYTES)
-        best: Tail | None = None
+        best: Overlap | None = None
         for first_page, child in node.children.items() if end > start else ():
             tokens = common_bytes(first_page, key, start, end) // TOKEN_BYTES
             if tokens > (best.tokens if best else 0):
-                best = Tail(child, tokens)
+                best = Overlap(child, tokens)
         return best
 
     # Growing
@@ -108,14 +108,14 @@ class RadixTree:
             same = self._whole_pages(common_bytes(child.key, key, at, len(key)))
             node = child if same == len(child.key) else self._split(child, same)
             node.last_access = now
-            node.priority = max(node.priority, priority)
             existing += node.pages
             at += same
         new = list(pages[len(existing) :])
         if new:
-            node = self._attach(node, key[at:], new, priority)
+            node = self._attach(node, key[at:], new)
             self.evictable_pages += len(new)
             self._consider(node)
+        _raise_priority(node, priority)
         return Inserted(node, existing, len(new))
 
     def insert_pending(
@@ -128,7 +128,8 @@ class RadixTree:
         above = receipt.node
         if key[: self._page_bytes] in above.children:
             return False
-        node = self._attach(above, key, list(pages), priority)
+        node = self._attach(above, key, list(pages))
+        _raise_priority(node, priority)
         node.pending, node.writer = True, writer
         self.pending.append(node)
         node.lock = 1
@@ -235,10 +236,9 @@ class RadixTree:
         child = node.children.get(key[at : at + self._page_bytes])
         return None if child is None or (child.pending and not pending) else child
 
-    def _attach(self, parent: Node, key: bytes, pages: list[int], priority: int) -> Node:
+    def _attach(self, parent: Node, key: bytes, pages: list[int]) -> Node:
         node = Node(parent.namespace, parent, key, pages, self._next_serial())
         node.created = node.last_access = self._tick()
-        node.priority = priority
         parent.children[key[: self._page_bytes]] = node
         self._nodes += 1
         return node
@@ -304,6 +304,14 @@ class RadixTree:
     def _next_serial(self) -> int:
         self._serials += 1
         return self._serials
+
+
+def _raise_priority(node: Node, priority: int) -> None:
+    """What is used by a request of this priority is worth it up to the root."""
+    walk: Node | None = node
+    while walk is not None and walk.priority < priority:
+        walk.priority = priority
+        walk = walk.parent
 
 
 def _is_evictable(node: Node) -> bool:

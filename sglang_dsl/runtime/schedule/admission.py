@@ -60,12 +60,11 @@ def refuse_impossible(request: Request, facts: WorkerFacts) -> None:
         SpecError: nothing to continue, or nothing to score.
         ContextLengthError, CapacityError: too long for the model or for the pool, with the numbers.
     """
-    prompt = len(request.prompt_ids)
-    new = _new_tokens(request)
-    if isinstance(request, GenerateRequest) and not prompt:
+    if isinstance(request, GenerateRequest) and not request.prompt_ids:
         raise SpecError("the prompt is empty", hint="begin with at least one token (BOS, if the model has one)")
     if isinstance(request, ScoreRequest) and not request.continuations:
         raise SpecError("there is nothing to score", hint="give at least one continuation")
+    prompt, new = len(request.prompt_ids), _new_tokens(request)
     if prompt + new > facts.context_tokens:
         raise ContextLengthError(
             f"{prompt} prompt tokens and {new} new ones are more than the context of {facts.context_tokens}",
@@ -74,8 +73,7 @@ def refuse_impossible(request: Request, facts: WorkerFacts) -> None:
             context_tokens=facts.context_tokens,
             hint="shorten the prompt or lower max_tokens",
         )
-    pages = _most_pages(request, facts)
-    if pages > facts.num_pages:
+    if (pages := _most_pages(request, facts.page_size)) > facts.num_pages:
         raise CapacityError(
             f"{prompt} prompt tokens and {new} new ones need {pages} pages of {facts.page_size} tokens; "
             f"the pool has {facts.num_pages}",
@@ -86,15 +84,14 @@ def refuse_impossible(request: Request, facts: WorkerFacts) -> None:
 def _new_tokens(request: Request) -> int:
     if isinstance(request, GenerateRequest):
         return request.sampling.max_tokens
-    return max((len(c) for c in request.continuations), default=0)
+    return max(map(len, request.continuations))
 
 
-def _most_pages(request: Request, facts: WorkerFacts) -> int:
-    """The last token's K/V is never needed. Every edge of a trie may begin inside a page: one page more per edge at most
-    two tokens deep is bounded by the tokens themselves.
+def _most_pages(request: Request, page_size: int) -> int:
+    """Pages it may hold at a time. The last token's K/V is never needed. On one path of a trie every token may begin an
+    edge, and every edge has a page of its own.
     """
-    prompt, new = len(request.prompt_ids), _new_tokens(request)
-    pages = -(-(prompt + max(new - 1, 0)) // facts.page_size)
-    if isinstance(request, ScoreRequest) and facts.page_size > 1:
-        pages = -(-prompt // facts.page_size) + max(new - 1, 0)
-    return max(pages, 1)
+    prompt, more = len(request.prompt_ids), max(_new_tokens(request) - 1, 0)
+    if isinstance(request, ScoreRequest):
+        return max(-(-prompt // page_size) + more, 1)
+    return -(-(prompt + more) // page_size)

@@ -29,7 +29,7 @@ def find_tail(seq: Sequence, tree: RadixTree, builder: StepBuilder) -> Tail | No
         return None
     node = seq.receipt.node
     piece, shared = builder.longest_open_page(node, seq.key, seq.match_limit)
-    cached = tree.tail(node, seq.key, seq.match_limit)
+    cached = tree.overlap(node, seq.key, seq.match_limit)
     if cached is not None and cached.tokens > shared:
         child = cached.child
         return (
