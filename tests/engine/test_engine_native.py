@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from sglang_dsl.errors import EngineError, SamplingError
+from sglang_dsl.errors import EngineError, SamplingError, SpecError
 from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
 from sglang_dsl.runtime.engine.config import EngineConfig
 
@@ -19,6 +19,20 @@ def test_native_text_and_ids_are_the_same_prompt(lab):
     assert by_text.text == by_ids.text == "xy"
     assert by_ids.cached_tokens == 1  # all but the last prompt token
     assert by_ids.cached_tokens + by_ids.computed_tokens == by_ids.prompt_tokens == 2
+
+
+def test_native_ids_may_be_of_any_whole_number_type(lab):
+    numpy = pytest.importorskip("numpy")
+    engine = lab.engine({"ab": ["x"]})
+    assert engine.generate(numpy.array([97, 98]), GREEDY).text == "x"
+
+
+@pytest.mark.parametrize("prompt", [["x"], [1.5], [None], 7, None, "", []])
+def test_native_prompt_that_is_none_is_refused(lab, prompt):
+    engine = lab.engine()
+    with pytest.raises(SpecError):
+        engine.generate(prompt, GREEDY)
+    assert engine.generate("p", GREEDY).text == "abc"
 
 
 def test_native_text_gets_a_bos_where_the_model_wants_one(lab):

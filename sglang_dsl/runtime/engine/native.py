@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import index
 from typing import TypeAlias, TypedDict
 
 from ...errors import SpecError
@@ -52,7 +53,7 @@ class Requests:
         self._numbers = itertools.count(1)
 
     def generate(self, prompt: Prompt, sampling: SamplingSpec, options: GenerateOptions) -> GenerateRequest:
-        """A generation. Raises SpecError: a timeout that is not positive."""
+        """A generation. Raises SpecError: no prompt, or a timeout that is not positive."""
         return GenerateRequest(
             request_id=self._next_id(),
             prompt_ids=self.prompt_ids(prompt),
@@ -85,7 +86,14 @@ class Requests:
         return tuple(with_bos(ids, self._tokenizer)) if isinstance(prompt, str) else ids
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+        if isinstance(prompt, str):
+            return tuple(self._tokenizer.encode(prompt))
+        try:
+            return tuple(map(index, prompt))
+        except TypeError as error:
+            raise SpecError(
+                f"a prompt is neither text nor token ids: {error}", hint="give a string, or whole numbers"
+            ) from error
 
     def _next_id(self) -> str:
         return f"native-{next(self._numbers)}"
