@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from ..errors import BackendNotFoundError
 from .graph import Graph
 from .nodes import Node
 from .specs import ConstraintSpec, RunOptions
+
+if TYPE_CHECKING:
+    from .record import RunRecord
 
 ENTRY_POINT_GROUP = "sglang_dsl.backends"
 BACKEND_VARIABLE = "SGLANG_DSL_BACKEND"
@@ -180,6 +183,9 @@ class Run(Protocol):
 
     def seal(self) -> Future[RunSummary]:
         """Say that no more nodes come. The future resolves when every live node has ended (never raises a node's error)."""
+
+    def record(self) -> RunRecord:
+        """What the run has left behind so far: all of it, once the future of `seal` has resolved."""
 
     def events(self) -> Iterator[Event]:
         """All events from the beginning, then live ones, ending after "run_finished". Any number of readers."""

@@ -9,8 +9,10 @@ from typing import Any
 from ...errors import CancelledError, DslError, GraphError, RunError
 from ...ir.execution import Event, Outcome, RunSpec, RunSummary
 from ...ir.nodes import Join, Node, Return
+from ...ir.record import RunRecord
 from .entry import Entry
 from .kinds import KINDS
+from .leaving import record_of
 from .machine import Machine
 from .model import Model
 from .target import Target
@@ -88,6 +90,11 @@ class InterpretedRun:
         with self._machine.turn():
             self._close(RunError("the run is sealed: its program has returned", hint="append before the program ends"))
         return self._summary
+
+    def record(self) -> RunRecord:
+        """See `Run`."""
+        with self._machine.turn():
+            return record_of(self._machine)
 
     def events(self) -> Iterator[Event]:
         """See `Run`."""
