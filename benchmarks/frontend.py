@@ -37,7 +37,7 @@ class NullRun:
 
     def extend(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
-            if isinstance(node, Join):
+            if type(node) is Join:
                 self._widths[node.id] = len(node.tips)
 
     def register(self, key: str, function: Callable[..., Any]) -> None:

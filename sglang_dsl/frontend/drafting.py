@@ -123,7 +123,7 @@ class Statement:
     of a statement on its branch has no number.
     """
 
-    __slots__ = ("_base", "_bindings", "_branch", "_counted", "_line", "_origin", "_pieces", "_recorder", "_role",
+    __slots__ = ("_base", "_bindings", "_branch", "_count", "_line", "_origin", "_pieces", "_recorder", "_role",
                  "_scope", "_suffix", "_tip", "nodes")  # fmt: skip
 
     def __init__(self, recorder: Recorder, line: Line, scope: str, site: Site) -> None:
@@ -131,8 +131,8 @@ class Statement:
             raise _over(line, site.origin)
         label = f"{scope}/{site.label}" if scope else site.label
         count = line.counts.get(label, 0) + 1
-        self._counted = (label, count)
         self._base = label
+        self._count = count
         self._suffix = line.suffix if count == 1 else f"{line.suffix}#{count}"
         self._recorder = recorder
         self._line = line
@@ -150,21 +150,29 @@ class Statement:
         kind = type(item)
         if kind is str:
             if item:
-                self._pieces.extend(self._recorder.pieces(_writable(item, self._origin)))
+                self._add_text(item)
         elif isinstance(item, Expression):
             item.write(self)
         elif kind is list or kind is tuple:
             for part in item:
                 self.add(part)
         elif isinstance(item, str):  # an abstract value, or a user's own kind of string
-            self._pieces.extend(self._recorder.pieces(_writable(item, self._origin)))
+            self._add_text(item)
         else:
             raise no_text(item, self._origin)
+
+    def _add_text(self, text: str) -> None:
+        if not str.isascii(text):
+            check_writable(text, self._origin)
+        if self._recorder.tracing:
+            self._pieces.extend(self._recorder.pieces(text))
+        else:
+            self._pieces.append(Plain(text))
 
     def say(self, piece: Piece) -> None:
         """Add a piece of text."""
         if isinstance(piece, (Plain, Raw)):
-            _writable(piece.text, self._origin)
+            check_writable(piece.text, self._origin)
         self._pieces.append(piece)
 
     def push(self, kind: type[Node], **fields: Any) -> str:
@@ -226,7 +234,8 @@ class Statement:
     def choice(self, item: str | Mention) -> str | Reference:
         """A choice of a select: text, or a reference where its text is a single value that is not known yet."""
         if isinstance(item, str):
-            pieces = self._recorder.pieces(_writable(item, self._origin)) if item else (Plain(""),)
+            check_writable(item, self._origin)
+            pieces = self._recorder.pieces(item) or (Plain(""),)
         else:
             pieces = item.pieces
         match pieces:
@@ -253,8 +262,7 @@ class Statement:
         if self._pieces:
             self._push_text()
         if self.nodes:
-            label, count = self._counted
-            self._line.counts[label] = count
+            self._line.counts[self._base] = self._count
         return self.nodes
 
     def commit(self, names: dict[str, Bound]) -> None:
@@ -293,15 +301,13 @@ def _over(line: Line, origin: Origin) -> ProgramError | CancelledError:
     )
 
 
-def _writable(text: str, origin: Origin) -> str:
-    """The text, if UTF-8 can hold it: a lone surrogate reaches no tokenizer."""
-    if not str.isascii(text):
-        try:
-            str.encode(text)
-        except UnicodeEncodeError as error:
-            raise ProgramError(
-                f"the text holds a lone surrogate at character {error.start}, which no tokenizer takes",
-                hint="text.encode('utf-8', 'replace').decode() drops such characters",
-                origin=origin,
-            ) from error
-    return text
+def check_writable(text: str, origin: Origin) -> None:
+    """Raise ProgramError for a lone surrogate: UTF-8 cannot hold it, so no tokenizer takes it."""
+    try:
+        str.encode(text)
+    except UnicodeEncodeError as error:
+        raise ProgramError(
+            f"the text holds a lone surrogate at character {error.start}, which no tokenizer takes",
+            hint="text.encode('utf-8', 'replace').decode() drops such characters",
+            origin=origin,
+        ) from error
