@@ -251,3 +251,14 @@ def test_every_finished_walk_parses_and_fits_the_schema(pool):
             finished += 1
             validator.validate(json.loads(data))
     assert finished >= 15
+
+
+@pytest.mark.parametrize("text", ["\\n", "\\u00e9", "\\ud83d\\ude42", "\\\\", "🙂", "\\u0041\\n"])
+def test_bound_after_escapes_is_exact_at_every_byte(pool, text):
+    spec = SPECS["long string"]
+    matcher, reference = pool.compile(spec).result().matcher(), compile_constraint(spec).matcher(TABLE.__getitem__)
+    for byte in ('"' + "a" * 25 + text * 5).encode():
+        expected = {i for i, piece in enumerate(TABLE) if reference.allows(piece)}
+        assert allowed(matcher) == expected
+        token = token_for(bytes([byte]))
+        assert matcher.accept(token) == reference.accept(token)

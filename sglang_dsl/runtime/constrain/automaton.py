@@ -128,18 +128,16 @@ class Automaton:
             case Ref(name):
                 return [self._push(self._grammar.rules[name], rest)]
             case Repeat(item):
-                again = self._again(stack)
-                return [self._push(item, again), *([] if stack.low else [rest])]
+                if stack.high == 0:
+                    return [rest]
+                return [self._push(item, self._again(stack)), *([] if stack.low else [rest])]
             case _:
                 raise TypeError(f"{stack.expr} has no inside")
 
-    def _again(self, stack: Stack) -> Stack | None:
-        """What follows one more repetition."""
-        if stack.high == 1:
-            return stack.rest
-        return self._stack(
-            stack.expr, 0, max(stack.low - 1, 0), None if stack.high is None else stack.high - 1, stack.rest
-        )
+    def _again(self, stack: Stack) -> Stack:
+        """What follows one more repetition. It stays on the stack with 0 left, so that one can see what a text is inside of."""
+        high = None if stack.high is None else stack.high - 1
+        return self._stack(stack.expr, 0, max(stack.low - 1, 0), high, stack.rest)
 
     def _push(self, expr: Expr, rest: Stack | None) -> Stack:
         low, high = (expr.low, expr.high) if isinstance(expr, Repeat) else (0, None)

@@ -19,15 +19,15 @@ SAMPLE_CHARACTERS = 200  # of a sampled text before it takes the shortest way to
 class CompiledConstraint:
     """A constraint ready to be matched. Immutable; shared between sequences and threads."""
 
-    __slots__ = ("_automaton", "spec")
+    __slots__ = ("automaton", "spec")
 
     def __init__(self, spec: ConstraintSpec) -> None:
         self.spec = spec
-        self._automaton = Automaton(parse_constraint(spec))
+        self.automaton = Automaton(parse_constraint(spec))
 
     def matcher(self, token_bytes: Callable[[int], bytes] = lambda _: b"") -> PythonMatcher:
         """A new matcher at the start. `token_bytes`: the bytes of a token id; b"" (control tokens) is never accepted."""
-        return PythonMatcher(self._automaton, token_bytes)
+        return PythonMatcher(self.automaton, token_bytes)
 
     def matches(self, text: str) -> bool:
         """Whether the whole text satisfies the constraint."""
@@ -44,7 +44,7 @@ class CompiledConstraint:
         Raises:
             ValueError: there is none.
         """
-        return completion(self._automaton, text, rng, characters)
+        return completion(self.automaton, text, rng, characters)
 
 
 @lru_cache(maxsize=MAX_COMPILED)

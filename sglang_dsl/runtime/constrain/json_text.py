@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from .charset import ANY, DIGITS, CharSet
-from .grammar import EMPTY, NOTHING, Chars, Expr, Seq, Text, alt, chars, optional, repeat, seq, text
+from .grammar import EMPTY, NOTHING, Alt, Chars, Expr, Seq, Text, alt, chars, optional, repeat, seq, text
 
 MAX_INTEGER_DIGITS = 19  # of an integer without bounds: all of int64
 MAX_FRACTION_DIGITS = 15  # of a number; a double has no more to say
@@ -39,13 +39,16 @@ def _unicode_escape() -> Expr:
     )
 
 
-CHARACTER: Expr = alt(Chars(PLAIN), Seq((Text("\\"), alt(Chars(CharSet.of('"\\/bfnrt')), _unicode_escape()))))
+PLAIN_CHARACTER = Chars(PLAIN)
+_WAYS = (PLAIN_CHARACTER, Seq((Text("\\"), alt(Chars(CharSet.of('"\\/bfnrt')), _unicode_escape()))))
+CHARACTER = Alt(_WAYS)  # whole strings are made of this very object, patterns of another (see `relax.py`)
+_ANY_WRITTEN = Alt(_WAYS)
 
 
 def written(members: CharSet) -> Expr:
     """One character of the set as it may stand in a JSON string. Characters that need no escape are written plainly."""
     if members == ANY:
-        return CHARACTER
+        return _ANY_WRITTEN
     escapes = [text(short) for character, short in _SHORT.items() if character in members]
     others = [text(f"\\u{c:04x}") for c in range(0x20) if chr(c) in members and chr(c) not in _SHORT]
     return alt(chars(members & PLAIN), *escapes, *others)

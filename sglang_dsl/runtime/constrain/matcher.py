@@ -60,6 +60,11 @@ class PythonMatcher:
         return copy
 
     @property
+    def place(self) -> tuple[State, bytes]:
+        """Where it stands: the automaton's state, and the bytes of a character that has begun."""
+        return self._state, self._pending
+
+    @property
     def may_end(self) -> bool:
         """Whether the output may stop here."""
         return self._state.accepting and not self._pending

@@ -17,9 +17,12 @@ from torch import Tensor
 
 from ...errors import ConstraintError
 from ...ir.specs import ConstraintSpec
+from ..constrain.compile import compile_constraint
 from ..constrain.ebnf import to_ebnf
 from ..constrain.parse import parse_constraint
+from ..constrain.relax import relaxed
 from ..text.protocol import Tokenizer
+from .grammar_bounds import LengthBounds, TokenTable, Trail
 
 MAX_GRAMMARS = 256  # compiled grammars kept per model, least recently used first out; a typical one holds 0.1-7 MB
 MAX_CACHE_BYTES = 256 * 1024 * 1024  # of xgrammar's own cache of rules, which schemas that resemble each other share
@@ -33,21 +36,29 @@ class GrammarMatcher:
     `may_end`. Owned by one sequence; not thread-safe.
     """
 
-    __slots__ = ("_ends", "_matcher")
+    __slots__ = ("_compiled", "_matcher", "_trail")
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher, ends: Tensor) -> None:
+    def __init__(self, compiled: CompiledGrammar, matcher: xgrammar.GrammarMatcher, trail: Trail | None) -> None:
+        self._compiled = compiled
         self._matcher = matcher
-        self._ends = ends
+        self._trail = trail
 
     def accept(self, token_id: int) -> bool:
         """Step over a token. False (state unchanged) if the constraint does not allow it here, or if it is a stop token."""
-        if token_id < 0 or token_id in self._matcher.stop_token_ids:
+        if token_id < 0 or token_id in self._compiled.stop_ids or not self._matcher.accept_token(token_id):
             return False
-        return bool(self._matcher.accept_token(token_id))
+        if self._trail is None or self._compiled.bounds is None:
+            return True
+        after = self._compiled.bounds.step(self._trail, token_id)
+        if after is None:
+            self._matcher.rollback(1)
+            return False
+        self._trail = after
+        return True
 
     def fork(self) -> Self:
         """An independent copy at the same place."""
-        return type(self)(self._matcher.fork(), self._ends)
+        return type(self)(self._compiled, self._matcher.fork(), self._trail)
 
     def rollback(self, tokens: int) -> None:
         """Undo the last `tokens` accepted tokens.
@@ -59,6 +70,8 @@ class GrammarMatcher:
             self._matcher.rollback(tokens)
         except RuntimeError as error:
             raise ValueError(f"cannot undo {tokens} tokens: fewer were accepted") from error
+        for _ in range(tokens):
+            self._trail = self._trail and self._trail.before
 
     @property
     def may_end(self) -> bool:
@@ -70,9 +83,11 @@ class GrammarMatcher:
         """Whether nothing but the end may follow."""
         if not self.may_end:
             return False
-        row = torch.empty_like(self._ends)
+        if self._trail is not None:
+            return self._trail.exact.must_end
+        row = torch.empty_like(self._compiled.ends)
         self.fill_mask(row)
-        return torch.equal(row, self._ends)
+        return torch.equal(row, self._compiled.ends)
 
     def fill_mask(self, row: Tensor) -> None:
         """Write into row int32 [ceil(V / 32)] (contiguous, CPU): bit i % 32 of word i // 32 = token i is allowed. A row of zeros
@@ -81,21 +96,31 @@ class GrammarMatcher:
         if row.device.type != "cpu" or not row.is_contiguous():
             raise ValueError("a mask row has to be contiguous and on the CPU")
         self._matcher.fill_next_token_bitmask(row.unsqueeze(0), 0)
+        if self._trail is not None and self._compiled.bounds is not None:
+            self._compiled.bounds.cut(row, self._trail)
 
 
 class CompiledGrammar:
-    """A constraint compiled for one vocabulary. Shared between sequences and threads."""
+    """A constraint compiled for one vocabulary. Shared between sequences and threads.
 
-    __slots__ = ("_compiled", "_ends", "memory_bytes")
+    stop_ids: what ends a text; ends: the mask of them. bounds: string lengths that the compiled grammar leaves out.
+    """
 
-    def __init__(self, compiled: xgrammar.CompiledGrammar, ends: Tensor) -> None:
+    __slots__ = ("_compiled", "bounds", "ends", "memory_bytes", "stop_ids")
+
+    def __init__(
+        self, compiled: xgrammar.CompiledGrammar, stop_ids: frozenset[int], ends: Tensor, bounds: LengthBounds | None
+    ) -> None:
         self._compiled = compiled
-        self._ends = ends
+        self.stop_ids = stop_ids
+        self.ends = ends
+        self.bounds = bounds
         self.memory_bytes = int(compiled.memory_size_bytes)
 
     def matcher(self) -> GrammarMatcher:
         """A new matcher at the start."""
-        return GrammarMatcher(xgrammar.GrammarMatcher(self._compiled), self._ends)
+        trail = None if self.bounds is None else self.bounds.start()
+        return GrammarMatcher(self, xgrammar.GrammarMatcher(self._compiled), trail)
 
 
 class GrammarPool:
@@ -106,10 +131,16 @@ class GrammarPool:
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        self._ends = _mask_of(tokenizer.stop_ids, vocab_size)
-        self._compiler = xgrammar.GrammarCompiler(
-            _token_table(tokenizer, vocab_size), max_threads=1, cache_limit_bytes=MAX_CACHE_BYTES
+        self._stop_ids = tokenizer.stop_ids
+        self._tokens = TokenTable(_token_bytes(tokenizer, vocab_size))
+        self._ends = self._tokens.mask_of(sorted(tokenizer.stop_ids))
+        info = xgrammar.TokenizerInfo(
+            list(self._tokens.table),
+            xgrammar.VocabType.RAW,
+            vocab_size=vocab_size,
+            stop_token_ids=sorted(tokenizer.stop_ids),
         )
+        self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=MAX_CACHE_BYTES)
         self._threads = ThreadPoolExecutor(_COMPILE_THREADS, thread_name_prefix="grammar")
         self._futures: OrderedDict[ConstraintSpec, Future[CompiledGrammar]] = OrderedDict()
         self._lock = Lock()
@@ -133,13 +164,15 @@ class GrammarPool:
 
     def _compile(self, spec: ConstraintSpec) -> CompiledGrammar:
         grammar = parse_constraint(spec)
+        loose = relaxed(grammar, self._tokens.reach)
         try:
-            compiled = self._compiler.compile_grammar(to_ebnf(grammar))
+            compiled = self._compiler.compile_grammar(to_ebnf(loose))
         except RuntimeError as error:
             raise ConstraintError(
                 "the constraint could not be compiled into token masks", hint="simplify it; smaller bounds help most"
             ) from error
-        return CompiledGrammar(compiled, self._ends)
+        bounds = None if loose is grammar else LengthBounds(compile_constraint(spec).automaton, self._tokens)
+        return CompiledGrammar(compiled, self._stop_ids, self._ends, bounds)
 
     def _evict(self) -> None:
         """Forget the least recently used grammars that are done, down to the limit."""
@@ -149,23 +182,8 @@ class GrammarPool:
             del self._futures[spec]
 
 
-def _token_table(tokenizer: Tokenizer, vocab_size: int) -> xgrammar.TokenizerInfo:
+def _token_bytes(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
     """Every token's bytes; an empty entry is never allowed in text (control tokens, ids beyond the tokenizer's)."""
     known = min(tokenizer.vocab_size, vocab_size)
     blank = tokenizer.control_ids | tokenizer.stop_ids
-    table = [b"" if i in blank else tokenizer.token_bytes(i) for i in range(known)]
-    return xgrammar.TokenizerInfo(
-        table + [b""] * (vocab_size - known),
-        xgrammar.VocabType.RAW,
-        vocab_size=vocab_size,
-        stop_token_ids=sorted(tokenizer.stop_ids),
-    )
-
-
-def _mask_of(ids: frozenset[int], vocab_size: int) -> Tensor:
-    """int32 [ceil(V / 32)] with exactly these tokens allowed."""
-    bits = torch.zeros(-(-vocab_size // 32), 32, dtype=torch.int64)
-    for token_id in ids:
-        bits[token_id // 32, token_id % 32] = 1
-    words = (bits << torch.arange(32)).sum(1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+    return [b"" if i in blank else tokenizer.token_bytes(i) for i in range(known)] + [b""] * (vocab_size - known)
