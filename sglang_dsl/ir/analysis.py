@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .graph import Graph, edges_into
-from .nodes import Fork, Gen, Join, ModelCall, Node
-from .verify import subgraphs
+from .nodes import Fork, Gen, Join, ModelCall, Node, subgraphs
 
 if TYPE_CHECKING:
     import networkx as nx

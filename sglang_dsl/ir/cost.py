@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from .analysis import calls_of, critical_path, waves
 from .execution import Meter, Segment
 from .graph import Graph
-from .nodes import Constant, Gen, ListOf, Loop, Map, ModelCall, Node, Select, Switch
-from .verify import subgraphs
+from .nodes import Constant, Gen, ListOf, Loop, Map, ModelCall, Node, Select, Switch, subgraphs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

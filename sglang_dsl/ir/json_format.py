@@ -17,8 +17,7 @@ from typing import Any
 from ..errors import ExportError, FormatError, Origin
 from .codec import Data, decode_graph, encode_graph
 from .graph import Graph
-from .nodes import Break, Gen, Join, Node, Switch, Tool
-from .verify import subgraphs
+from .nodes import Break, Gen, Join, Node, Switch, Tool, subgraphs
 
 FORMAT = "sglang_dsl.graph"
 VERSION = 1

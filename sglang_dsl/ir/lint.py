@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from ..errors import Origin
 from .execution import Meter
 from .graph import Graph
-from .nodes import Constant, Fork, Input, ListOf, Map, ModelCall, Node, Piece, Plain, Reference, Text
-from .verify import subgraphs
+from .nodes import Constant, Fork, Input, ListOf, Map, ModelCall, Node, Piece, Plain, Reference, Text, subgraphs
 
 WORTH_TOKENS = 16  # less than this is not worth a word
 EXCERPT = 40

@@ -373,3 +373,13 @@ def data_of(node: Node) -> tuple[str, ...]:
         case Break(on=Reference() as on):
             mentioned.append(on)
     return tuple(dict.fromkeys(r.node_id for m in mentioned for r in references_in(m)))
+
+
+def subgraphs(node: Node) -> tuple[Graph, ...]:
+    """The graphs a node holds: a Switch's arms, a Loop's or Map's body."""
+    match node:
+        case Switch(arms=arms):
+            return tuple(arm.graph for arm in arms)
+        case Loop(body=body) | Map(body=body):
+            return (body,)
+    return ()

@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 
 from ..errors import SpecError
 from .graph import Graph
-from .nodes import Fork, Gen, Join, ModelCall, Node, Plain, Raw, Reference, RoleBegin, RoleEnd, Select, Text
+from .nodes import Fork, Gen, Join, ModelCall, Node, Plain, Raw, Reference, RoleBegin, RoleEnd, Select, Text, subgraphs
 from .rewrite import moved_node
-from .verify import subgraphs
 
 RACING = ("first", "quorum", "vote")  # joins that cancel branches
 

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import FormatError
 from .codec import Data, decode_graph, encode_graph
 from .graph import Graph
-from .nodes import Node
+from .nodes import Node, subgraphs
 from .operations import OPERATION_NAMES
-from .verify import subgraphs
 
 if TYPE_CHECKING:
     from lark import Lark

@@ -26,7 +26,8 @@ from sglang_dsl.ir.nodes import (
     Text,
     Tool,
 )
-from sglang_dsl.ir.verify import RULES, findings, verify
+from sglang_dsl.ir.rules import RULES
+from sglang_dsl.ir.verify import findings, verify
 
 T = Text(id="t", pieces=(Plain("hello"),))
 K = Select(id="k", context="t", choices=("x", "y"))
@@ -55,6 +56,7 @@ BROKEN = {
         ([Gen(id="g", context="t"), T], "is later in the graph"),
         ([Gen(id="g", context="g")], "is later in the graph"),
     ],
+    "root": [([T, Gen(id="g")], "begins with 't' already")],
     "branch": [
         ([T, Gen(id="g", context="t", branch=0)], "is not a fork"),
         ([T, FORK, Gen(id="g", context="f", branch=2)], "which has 2 branches"),
@@ -155,7 +157,7 @@ def test_rules_are_all_covered_by_a_broken_graph():
 
 def test_verify_message_names_rule_node_line_and_how_many_more():
     origin = Origin("agent.py", 7, "agent")
-    graph = Graph([Fork(id="f", size=0, origin=origin), RoleEnd(id="e", role="user")])
+    graph = Graph([Fork(id="f", size=0, origin=origin), RoleEnd(id="e", context="f", role="user")])
     with pytest.raises(GraphError) as caught:
         verify(graph)
     message = str(caught.value)

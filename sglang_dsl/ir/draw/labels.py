@@ -33,9 +33,9 @@ from ..nodes import (
     Switch,
     Text,
     Tool,
+    subgraphs,
 )
 from ..operations import describe
-from ..verify import subgraphs
 
 LABEL_CHARACTERS = 60
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from ...errors import SpecError
 from ..execution import Meta, Outcome
 from ..graph import Graph
-from ..nodes import Node
-from ..verify import subgraphs
+from ..nodes import Node, subgraphs
 from .labels import names_of, title
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from ..execution import Outcome
 from ..graph import Graph
-from ..nodes import Loop, Map, Node, Switch
+from ..nodes import Loop, Map, Node, Switch, subgraphs
 from ..operations import apply_all
-from ..verify import subgraphs
 from .labels import arm_label
 
 
