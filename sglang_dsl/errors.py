@@ -386,3 +386,10 @@ class CassetteError(ScriptError):
 
     code = "E601"
     title = "call is not on the cassette"
+
+
+class GoldenError(ScriptError):
+    """A graph is not the golden one kept beside the test; the message lists what changed, by node."""
+
+    code = "E602"
+    title = "graph differs from the golden one"

@@ -16,3 +16,5 @@ from ..runtime.backends.mock import stalls as stalls
 from .cassettes import cassette as cassette
 from .faults import Fault as Fault
 from .faults import with_faults as with_faults
+from .golden import check_golden as check_golden
+from .golden import compare as compare
