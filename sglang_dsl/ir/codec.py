@@ -18,22 +18,25 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import FormatError, GraphError, Origin, SpecError
+from .expression_codec import (
+    decode_choice,
+    decode_expression,
+    decode_piece,
+    decode_reference,
+    decode_some_expression,
+    encode_choice,
+    encode_expression,
+    encode_piece,
+    shown,
+)
 from .graph import Graph
 from .nodes import (
     NODE_CLASSES,
     Arm,
-    Concat,
-    Constant,
     DictOf,
-    Expression,
     Json,
-    ListOf,
     Node,
-    Operation,
-    Plain,
-    Raw,
     Reasoning,
-    Reference,
 )
 from .specs import ConstraintSpec, SamplingSpec
 
@@ -77,7 +80,7 @@ def decode_node(data: Any) -> Node:
     """The node of `encode_node`. Raises FormatError."""
     kind = data.get("kind") if isinstance(data, dict) else None
     if kind not in NODE_CLASSES:
-        raise FormatError(f"{_short(data)} is not a node: its kind has to be one of {', '.join(NODE_CLASSES)}")
+        raise FormatError(f"{shown(data)} is not a node: its kind has to be one of {', '.join(NODE_CLASSES)}")
     node_class = NODE_CLASSES[kind]
     where = f"{kind} node {data.get('id')!r}"
     hints = _hints(node_class.__name__)
@@ -91,79 +94,6 @@ def decode_node(data: Any) -> Node:
         return node_class(**values)
     except (TypeError, SpecError) as error:
         raise FormatError(f"{where}: {error}") from error
-
-
-# --- expressions ----------------------------------------------------------------------------------------------------
-
-
-def encode_expression(expression: Expression | None) -> Json:
-    """An expression as data (see the head of this file)."""
-    match expression:
-        case None:
-            return None
-        case Constant(value):
-            return {"const": value} if value is None or isinstance(value, list | dict) else value
-        case Reference(node_id=node_id, operations=operations):
-            reference: dict[str, Json] = {"ref": node_id}
-            if operations:
-                reference["ops"] = [[o.name, *o.args] for o in operations]
-            return reference
-        case ListOf(items):
-            return [encode_expression(item) for item in items]
-        case DictOf(pairs):
-            return {"dict": [[key, encode_expression(item)] for key, item in pairs]}
-        case Concat(parts):
-            return {"concat": [encode_expression(part) for part in parts]}
-
-
-def decode_expression(data: Any, where: str) -> Expression | None:
-    """The expression of `encode_expression`. Raises FormatError."""
-    match data:
-        case None:
-            return None
-        case bool() | int() | float() | str():
-            return Constant(data)
-        case list():
-            return ListOf(tuple(_inner(item, where) for item in data))
-        case {"const": value, **rest} if not rest:
-            return Constant(value)
-        case {"dict": list() as pairs, **rest} if not rest:
-            return DictOf(tuple(_pair(pair, where) for pair in pairs))
-        case {"concat": list() as parts, **rest} if not rest:
-            return Concat(tuple(_inner(part, where) for part in parts))
-        case {"ref": _}:
-            return _decode_reference(data, where)
-    raise FormatError(f"{where}: {_short(data)} is not an expression")
-
-
-def _inner(data: Any, where: str) -> Expression:
-    expression = decode_expression(data, where)
-    if expression is None:
-        raise FormatError(f"{where}: null stands inside an expression", hint='a None value is {"const": null}')
-    return expression
-
-
-def _pair(data: Any, where: str) -> tuple[str, Expression]:
-    match data:
-        case [str() as key, item]:
-            return key, _inner(item, where)
-    raise FormatError(f"{where}: {_short(data)} is not a key and an expression")
-
-
-def _decode_reference(data: Any, where: str) -> Reference:
-    match data:
-        case {"ref": str() as node_id, "ops": list() as operations, **rest} if not rest:
-            return Reference(node_id, tuple(_decode_operation(o, where) for o in operations))
-        case {"ref": str() as node_id, **rest} if not rest:
-            return Reference(node_id)
-    raise FormatError(f"{where}: {_short(data)} is not a reference")
-
-
-def _decode_operation(data: Any, where: str) -> Operation:
-    match data:
-        case [str() as name, *args]:
-            return Operation(name, tuple(args))
-    raise FormatError(f"{where}: {_short(data)} is not an operation")
 
 
 # --- fields ---------------------------------------------------------------------------------------------------------
@@ -184,32 +114,6 @@ def _is_default(field: Field[Any], value: Any) -> bool:
     if isinstance(value, SamplingSpec):
         return not _record(value)
     return field.default_factory is not MISSING and bool(value == field.default_factory())
-
-
-def _encode_piece(piece: Any) -> Json:
-    match piece:
-        case Plain(text):
-            return text
-        case Raw(text):
-            return {"raw": text}
-    return _encode_choice(piece)
-
-
-def _encode_choice(choice: str | Reference) -> Json:
-    return choice if isinstance(choice, str) else encode_expression(choice)
-
-
-def _decode_piece(data: Any, where: str) -> Any:
-    match data:
-        case str():
-            return Plain(data)
-        case {"raw": str() as text, **rest} if not rest:
-            return Raw(text)
-    return _decode_reference(data, where)
-
-
-def _decode_choice(data: Any, where: str) -> str | Reference:
-    return data if isinstance(data, str) else _decode_reference(data, where)
 
 
 def _encode_arms(arms: tuple[Arm, ...], origins: bool) -> list[Json]:
@@ -238,8 +142,8 @@ def _encode_body(body: Graph, origins: bool) -> Data:
 
 _GRAPH_FIELDS: Mapping[str, Callable[[Any, bool], Any]] = {"arms": _encode_arms, "body": _encode_body}
 _ENCODERS: Mapping[str, Callable[[Any], Any]] = {
-    "pieces": lambda value: [_encode_piece(p) for p in value],
-    "choices": lambda value: [_encode_choice(c) for c in value],
+    "pieces": lambda value: [encode_piece(p) for p in value],
+    "choices": lambda value: [encode_choice(c) for c in value],
     "values": lambda value: [encode_expression(v) for v in value],
     **dict.fromkeys(("arguments", "on", "until", "items", "value", "result"), encode_expression),
     **dict.fromkeys(("sampling", "constraint", "reasoning"), _record),
@@ -249,9 +153,9 @@ _ENCODERS: Mapping[str, Callable[[Any], Any]] = {
 def _decode_field(name: str, value: Any, hint: Any, where: str) -> Any:
     match name:
         case "pieces":
-            return tuple(_decode_piece(p, where) for p in _list(value, where))
+            return tuple(decode_piece(p, where) for p in _list(value, where))
         case "choices":
-            return tuple(_decode_choice(c, where) for c in _list(value, where))
+            return tuple(decode_choice(c, where) for c in _list(value, where))
         case "values":
             return tuple(decode_expression(v, where) for v in _list(value, where))
         case "arms":
@@ -259,11 +163,11 @@ def _decode_field(name: str, value: Any, hint: Any, where: str) -> Any:
         case "body":
             return decode_graph(value)
         case "arguments":
-            return _of_class(_inner(value, where), DictOf, where)
+            return _of_class(decode_some_expression(value, where), DictOf, where)
         case "on" | "until":
-            return _decode_reference(value, where)
+            return decode_reference(value, where)
         case "items" | "value" | "result":
-            return _inner(value, where)
+            return decode_some_expression(value, where)
         case "sampling":
             return _decode_record(SamplingSpec, value, where)
         case "constraint":
@@ -307,7 +211,7 @@ def _fit(value: Any, hint: Any, where: str) -> Any:
     """`value` as a field of type `hint`: arrays become tuples, everything else has to be of the type already."""
     if _fits(value, hint):
         return _tupled(value) if get_origin(hint) is tuple else value
-    raise FormatError(f"{where}: {_short(value)} is not {_spell(hint)}")
+    raise FormatError(f"{where}: {shown(value)} is not {_spell(hint)}")
 
 
 def _tupled(value: Any) -> Any:
@@ -340,21 +244,16 @@ def _spell(hint: Any) -> str:
 
 def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise FormatError(f"{where}: {_short(value)} is not a list")
+        raise FormatError(f"{where}: {shown(value)} is not a list")
     return value
 
 
 def _object(data: Any, where: str, names: set[str]) -> Data:
     if not isinstance(data, dict):
-        raise FormatError(f"{where}: {_short(data)} is not an object")
+        raise FormatError(f"{where}: {shown(data)} is not an object")
     if unknown := data.keys() - names:
         raise FormatError(
             f"{where} has unknown fields: {', '.join(sorted(map(str, unknown)))}",
             hint="the file was written by another version, or by hand",
         )
     return data
-
-
-def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else shown[:77] + "..."
