@@ -10,14 +10,16 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from re import _constants as sre  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
+from importlib import import_module
 from typing import Any
 
 from ...errors import ConstraintError
 from .charset import ANY, ASCII_CLASSES, CharSet, unicode_class
 from .grammar import Chars, Expr, Grammar, alt, chars, repeat, seq
 from .limits import LIMITS
+
+parser = import_module("re._parser")  # Python's own, so that a pattern means here what it means there; it has no types
+sre = import_module("re._constants")
 
 _STARTS = (sre.AT_BEGINNING, sre.AT_BEGINNING_STRING)
 _ENDS = (sre.AT_END, sre.AT_END_STRING)
