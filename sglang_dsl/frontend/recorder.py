@@ -9,12 +9,12 @@ A recorder owns the graph that grows. Everything that differs between running an
     pieces      a string that crosses the border into text (a tracer finds the tags of abstract values in it)
     expression  a Python value that crosses the border as data: tool arguments, return values
     read        the value of something bound: waits for it, or is an abstract value
-    choose      a `switch`: runs one arm, or records all
+    switch, loop, map    run an arm or a body on real values, or record it as a sub-graph
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -24,7 +24,8 @@ from ..ir.graph import Graph
 from ..ir.nodes import Expression, Node, Piece, Plain
 from .bindings import Bound
 from .data import data_of_value
-from .sites import Sites, caller_origin
+from .regions import Body, run_loop, run_map, run_switch
+from .sites import Site, Sites, caller_origin
 from .waiting import wait
 
 
@@ -59,6 +60,15 @@ class Recorder(Protocol):
 
     def outcome(self, node_id: str) -> Outcome:
         """What a node resolved to; waits like `read`."""
+
+    def switch(self, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
+        """See `State.switch`. Raises ProgramError where no arm takes the value."""
+
+    def loop(self, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
+        """See `State.loop`."""
+
+    def map(self, state: Any, items: Sequence[Any], body: Callable[[Any, Any], Any], site: Site) -> list[Any]:
+        """See `State.map`."""
 
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
         """Cancel nodes and what lies below them; None: everything."""
@@ -138,6 +148,19 @@ class LiveRecorder:
     def outcome(self, node_id: str) -> Outcome:
         """Wait for the node."""
         return self._wait(node_id, None, None)
+
+    def switch(self, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
+        """Wait for the value and run its arm."""
+        return run_switch(state, state._cursor.line, bound, state._value(bound), arms, default, site)
+
+    def loop(self, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
+        """Run the body, wait for what decides, and so on."""
+        decider = None if until is None else lambda: state._find(until)
+        return run_loop(state, state._cursor.line, body, decider, lambda: state[until] == stop_value, limit)
+
+    def map(self, state: Any, items: Sequence[Any], body: Callable[[Any, Any], Any], site: Site) -> list[Any]:
+        """Fork, and run the bodies concurrently."""
+        return run_map(state._fork(len(items), site), items, body) if len(items) else []
 
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
         """Pass it on."""

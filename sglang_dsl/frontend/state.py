@@ -11,7 +11,7 @@ whose `read` returns abstract values, whose `pieces` finds them in strings, and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from inspect import iscoroutinefunction
@@ -28,6 +28,7 @@ from .drafting import Cursor, Statement
 from .expressions import Handle, Mention
 from .gathering import JoinRequest, check_parent, gather, gather_text, new_names
 from .joined import Joined, Lazy
+from .regions import check_limit
 from .sites import Site, caller_origin
 from .spans import NamedSpan, OpenTurn
 from .tools import Tool
@@ -261,6 +262,40 @@ class State:
         bound = Bound(node_id, tool.convert, f"{tool.name}(...)")
         self._cursor.rebind(tool.name, bound)
         return Lazy(self._cursor.recorder, bound)
+
+    def switch(
+        self,
+        on: Handle[Any] | str,
+        arms: Mapping[Any, Callable[[State], R]],
+        default: Callable[[State], R] | None = None,
+    ) -> R:
+        """Go on by the value of `on`: the arm whose key equals it is called with this state. Gives what it returns.
+
+        In a run it is an `if` on the value (and waits for it); in a trace all arms are recorded, so that the graph is
+        the whole program. Read what an arm binds through what it returns.
+        """
+        site = self._cursor.recorder.sites.at(sys._getframe(1))
+        found: R = self._cursor.recorder.switch(self, self._find(on), arms, default, site)
+        return found
+
+    def loop(
+        self, body: Callable[[State], R], *, until: Handle[Any] | str | None = None, stop_value: Any = True, limit: int
+    ) -> R:
+        """Call `body` with this state at most `limit` times, until the value that it binds to `until` equals
+        `stop_value`. Gives what the last call returned. In a trace it is recorded once, as a loop.
+        """
+        site = self._cursor.recorder.sites.at(sys._getframe(1))
+        check_limit(limit, site)
+        found: R = self._cursor.recorder.loop(self, body, until, stop_value, limit, site)
+        return found
+
+    def map(self, items: Sequence[T], body: Callable[[State, T], R]) -> list[R]:
+        """Call `body(branch, item)` for each item, each in a branch of its own, concurrently; gives what they return,
+        in order. No items give no branches. In a trace, items that are not known yet are recorded as a map.
+        """
+        site = self._cursor.recorder.sites.at(sys._getframe(1))
+        found: list[R] = self._cursor.recorder.map(self, items, body, site)
+        return found
 
     def __repr__(self) -> str:
         where = f" branch {self._cursor.line.path}" if self._cursor.line.path else ""

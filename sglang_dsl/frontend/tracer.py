@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import Origin, TraceError
 from ..ir.graph import Graph
 from ..ir.nodes import (
+    Arm,
     Break,
     Concat,
     Constant,
     DictOf,
     Expression,
     Input,
+    Json,
     ListOf,
+    Loop,
+    Map,
     Node,
     Plain,
     Reference,
     Return,
+    Switch,
 )
 from .bindings import Bound
 from .data import data_of_value
 from .drafting import Cursor, Line
-from .sites import Sites, caller_origin, origin_of_traceback
+from .regions import Body, run_map
+from .sites import Site, Sites, caller_origin, origin_of_traceback
 from .state import State
 from .values import TAG_BEGIN, TAG_END, Abstract, Forced
 
@@ -75,10 +81,10 @@ class Tracer:
     tracing = True
     asynchronous = False
 
-    def __init__(self, name: str, sites: Sites) -> None:
+    def __init__(self, name: str, sites: Sites, abstracts: list[Abstract] | None = None) -> None:
         self.graph = Graph(name=name)
         self.sites = sites
-        self._abstracts: list[Abstract] = []
+        self._abstracts: list[Abstract] = [] if abstracts is None else abstracts
 
     def input(self, name: str) -> Abstract:
         """An argument that stays unknown."""
@@ -148,6 +154,62 @@ class Tracer:
             origin=caller_origin(),
         )
 
+    def switch(self, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
+        """A Switch with every arm as a sub-graph."""
+        recorded = [
+            self._recorded(state, body, site, str(k)) for k, body in enumerate((*arms.values(), default)) if body
+        ]
+        values: list[tuple[Json, ...] | None] = [(_plain(key, site),) for key in arms]
+        made = [Arm(value, graph, result) for value, (graph, result) in zip([*values, None], recorded, strict=False)]
+        return self._region(state, site, Switch, on=Reference(bound.node_id), arms=tuple(made))
+
+    def loop(self, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
+        """A Loop with its body as a sub-graph."""
+        found: list[Reference] = []
+
+        def once(inside: State) -> Any:
+            result = body(inside)
+            found.extend(() if until is None else (Reference(inside._find(until).node_id),))
+            return result
+
+        graph, result = self._recorded(state, once, site, "0")
+        fields = {"until": found[0] if found else None, "stop_value": _plain(stop_value, site), "limit": limit}
+        return self._region(state, site, Loop, body=graph, result=result, **fields)
+
+    def map(self, state: Any, items: Sequence[Any], body: Callable[[Any, Any], Any], site: Site) -> list[Any]:
+        """Known items fork; unknown ones are a Map with its body as a sub-graph."""
+        if not isinstance(items, Abstract):
+            return run_map(state._fork(len(items), site), items, body) if len(items) else []
+        inputs: list[str] = []
+
+        def once(inside: State) -> Any:
+            tracer = inside._cursor.recorder
+            if not isinstance(tracer, Tracer):
+                raise TypeError("a traced body has a tracing state")
+            inputs.append(f"{site.label}.item{inside._cursor.line.suffix}")
+            return body(inside, tracer.input(inputs[0]))
+
+        graph, result = self._recorded(state, once, site, "0")
+        found: list[Any] = self._region(
+            state, site, Map, items=items.reference, item=inputs[0], body=graph, result=result
+        )
+        return found
+
+    def _recorded(self, state: State, body: Body, site: Site, label: str) -> tuple[Graph, Expression | None]:
+        """A body's sub-graph and what it returns. It sees the names of the state; its ids have a path of their own."""
+        inner = Tracer(self.graph.name, self.sites, self._abstracts)
+        outer = state._cursor
+        path = ",".join(filter(None, (outer.line.path, f"{site.label}={label}")))
+        line = Line(path=path, role=outer.line.role, handles=dict(outer.line.handles))
+        value = body(State(Cursor(inner, line, dict(outer.names), outer.scope)))
+        return inner.graph.freeze(), None if value is None else inner.expression(value, site.origin)
+
+    def _region(self, state: State, site: Site, kind: type[Node], **fields: Any) -> Any:
+        statement = state._cursor.draft(site)
+        node_id = statement.push(kind, **fields)
+        state._cursor.commit(statement)
+        return self._abstract(Reference(node_id))
+
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
         """Nothing runs."""
 
@@ -155,3 +217,11 @@ class Tracer:
         abstract = Abstract(len(self._abstracts), reference)
         self._abstracts.append(abstract)
         return abstract
+
+
+def _plain(value: Any, site: Site) -> Json:
+    """A value that decides, as data."""
+    expression = data_of_value(value, site.origin)
+    if not isinstance(expression, Constant):
+        raise TraceError(f"{value!r} is not a plain value", hint="decide by plain values", origin=site.origin)
+    return expression.value

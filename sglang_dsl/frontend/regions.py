@@ -1,0 +1,91 @@
+"""`switch`, `loop` and `map` in a run: plain Python control flow that the graph knows about.
+
+The arm or body runs here and now, on real values; its nodes note in `control` which value decided that they run. A tracer
+records the same calls as Switch, Loop and Map nodes with sub-graphs instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from ..errors import ProgramError, SpecError
+from .bindings import Bound
+from .sites import Site
+
+Body = Callable[[Any], Any]
+
+
+class Deciding(Protocol):
+    """What of a line a decision touches."""
+
+    control: tuple[str, ...]
+
+
+def run_switch(
+    state: Any, line: Deciding, bound: Bound, value: Any, arms: Mapping[Any, Body], default: Body | None, site: Site
+) -> Any:
+    """Run the arm of `value`. Raises ProgramError where no arm takes it."""
+    body = _arm_of(value, arms, default)
+    if body is None:
+        raise ProgramError(
+            f"no arm of the switch takes {value!r}; arms: {', '.join(map(repr, arms))}",
+            hint="add the arm, or default=",
+            origin=site.origin,
+        )
+    with decided_by(line, bound):
+        return body(state)
+
+
+def run_loop(
+    state: Any, line: Deciding, body: Body, until: Callable[[], Bound] | None, stop: Callable[[], bool], limit: int
+) -> Any:
+    """Repeat `body` at most `limit` times, until `stop()` after one of them; gives what the last one returned."""
+    before = line.control
+    result = None
+    try:
+        for iteration in range(limit):
+            result = body(state)
+            if until is not None and iteration + 1 < limit:
+                if stop():
+                    break
+                line.control = _with(before, until())
+    finally:
+        line.control = before
+    return result
+
+
+def run_map(branches: Any, items: Sequence[Any], body: Callable[[Any, Any], Any]) -> list[Any]:
+    """`body(branch, item)` for each, concurrently."""
+    results: list[Any] = branches.map(lambda branch: body(branch, items[branch.index]))
+    return results
+
+
+@contextmanager
+def decided_by(line: Deciding, bound: Bound) -> Iterator[None]:
+    """What is appended inside runs because of the value of `bound`."""
+    before = line.control
+    line.control = _with(before, bound)
+    try:
+        yield
+    finally:
+        line.control = before
+
+
+def _with(control: tuple[str, ...], bound: Bound) -> tuple[str, ...]:
+    return (*control, bound.node_id) if bound.node_id else control
+
+
+def _arm_of(value: Any, arms: Mapping[Any, Body], default: Body | None) -> Body | None:
+    """The first arm whose key equals the value; True and 1 are different keys."""
+    for key, body in arms.items():
+        if key == value and isinstance(key, bool) == isinstance(value, bool):
+            return body
+    return default
+
+
+def check_limit(limit: int, site: Site) -> None:
+    """Raise SpecError unless `limit` is a whole number above 0."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        raise SpecError(f"limit={limit!r} is not a whole number above 0", hint="limit=5", origin=site.origin)
