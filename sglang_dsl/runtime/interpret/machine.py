@@ -79,6 +79,8 @@ class Machine:
         self._lock = threading.Lock()
         self._outbox = Outbox()
         self._ready: deque[Entry] = deque()
+        self._ended: deque[Entry] = deque()  # with watchers that are not told yet
+        self._critical_tokens: dict[Entry, int] = {}  # stays true until nodes are added
         self._requests: dict[Target, list[tuple[Request, Flight]]] = {}
         self.flights: dict[Hashable, Flight] = {}
         self.leases = Leases(self.post)
@@ -115,6 +117,7 @@ class Machine:
         Raises:
             DslError: what the border can see.
         """
+        self._critical_tokens.clear()
         taken: list[Entry] = []
         try:
             for node in nodes:
@@ -206,8 +209,17 @@ class Machine:
     # Progress
 
     def settle(self) -> None:
-        """Begin everything that is ready, then post the requests that came of it, one submit per target."""
-        while self._ready:
+        """Begin everything that is ready, then post the requests that came of it, one submit per target.
+
+        Who watches an end is told here, not in `_end`: joins nested 500 deep must not be as many calls deep.
+        """
+        while self._ended or self._ready:
+            if self._ended:
+                ended = self._ended.popleft()
+                watchers, ended.watchers = ended.watchers, []
+                for watcher in watchers:
+                    watcher(ended)
+                continue
             entry = self._ready.popleft()
             if entry.status == "waiting":
                 entry.status = "running"
@@ -312,9 +324,8 @@ class Machine:
             self.leases.settle(entry.claim)
         self.emit(Event(kind=kind, node_id=entry.id, outcome=entry.outcome, error=entry.error, at_s=self.now()))
         self._outbox.post(partial(_resolve, entry))
-        watchers, entry.watchers = entry.watchers, []
-        for watcher in watchers:
-            watcher(entry)
+        if entry.watchers:
+            self._ended.append(entry)
 
     def cancel_all(self, reason: str) -> None:
         """End every entry that has not ended."""
@@ -362,7 +373,7 @@ class Machine:
 
     def critical_tokens(self, entry: Entry) -> int:
         """Tokens that may have to be generated on the longest path that waits for `entry`, its own included."""
-        return longest_path(entry, _followers, _most_tokens)
+        return longest_path(entry, _followers, _most_tokens, self._critical_tokens)
 
     def post(self, act: Callable[[], None]) -> None:
         """Do something outside the run's lock."""

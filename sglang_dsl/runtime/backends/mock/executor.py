@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, TypeAlias
 
 from ....errors import SpecError
+from ...constrain.audit import audit
 from ...engine.clock import VirtualClock
 from ...engine.config import EngineConfig
 from ...engine.engine import Engine
@@ -131,7 +133,13 @@ def mock(
         language_model=language_model or token_logprob,
         masked=masked,
     )
-    engine = Engine(worker, MockText(tokenizer, template), config=config or EngineConfig(), clock=VirtualClock())
+    engine = Engine(
+        worker,
+        MockText(tokenizer, template),
+        config=config or EngineConfig(),
+        clock=VirtualClock(),
+        audit=partial(audit, count_tokens=tokenizer.count),
+    )
     target = MockTarget(
         engine,
         worker,

@@ -20,6 +20,10 @@ class MockTokenizer(PieceTokenizer):
         self.silence_id = self.control_id(SILENCE)
         self._shown = {self.control_id(text): text for text in control if text != SILENCE}
 
+    def count(self, text: str) -> int:
+        """Tokens of a content text on its own."""
+        return len(self.encode(text))
+
     def show(self, token_ids: Sequence[int]) -> str:
         """The text of ids, control tokens included."""
         parts: list[str] = []
