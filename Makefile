@@ -3,10 +3,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test test-unit test-engine test-long lint bench gpu-check clean
+.PHONY: demo test test-unit test-engine test-long test-browser lint bench soak gpu-check clean
 
 demo: $(VENV)/.engine
 	$(BIN)/sglang-dsl models pull smollm2
@@ -33,9 +34,17 @@ test-long: $(VENV)/.dev
 	$(BIN)/sglang-dsl models pull smollm2
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long --timeout=1800
 
+# The HTML picture in headless Chromium, which is installed from Debian's packages where it is missing.
+test-browser: $(VENV)/.dev
+	@command -v chromium >/dev/null || { $(SUDO) apt-get update -q && $(SUDO) apt-get install -qy --no-install-recommends chromium; }
+	$(BIN)/python -m pytest -m browser tests/browser
+
 bench: $(VENV)/.engine
 	$(BIN)/sglang-dsl models pull smollm2
 	$(BIN)/python -m benchmarks.workloads
+
+soak: $(VENV)/.dev
+	$(BIN)/python benchmarks/soak.py --minutes 10
 
 gpu-check: $(VENV)/.engine
 	$(BIN)/python benchmarks/gpu_check.py
