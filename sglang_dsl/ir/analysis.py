@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .graph import Graph, edges_into
-from .nodes import Fork, Gen, Join, ModelCall, Node, subgraphs
+from .nodes import Fork, Gen, Join, ModelCall, Node, Select, subgraphs
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -191,9 +191,13 @@ def critical_path(graph: Graph, weight: Callable[[Node], int] | None = None) -> 
 
 
 def generated_bound(node: Node) -> int:
-    """The most tokens a node can generate one after the other: a gen's `max_tokens`; of sub-graphs, their longest way."""
+    """The most tokens a node can generate one after the other: a gen's `max_tokens`, 1 for a select (its choices are
+    scored at once), the longest way through sub-graphs.
+    """
     match node:
         case Gen():
             return node.sampling.max_tokens
+        case Select():
+            return 1
     inner = [critical_path(graph).weight for graph in subgraphs(node)]
     return max(inner, default=0) * getattr(node, "limit", 1)

@@ -152,7 +152,7 @@ def test_explain_text_says_tokens_memory_path_and_chances():
     assert "program on words" in shown
     assert "prompt tokens: " in shown
     assert "KV at peak:" in shown
-    assert "critical path: 1 calls, at most 10 tokens one after the other" in shown
+    assert "critical path: 1 call, at most 10 tokens in a row" in shown
     assert "• put “" in shown
 
 

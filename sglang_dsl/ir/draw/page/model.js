@@ -60,6 +60,7 @@ for (const node of nodes) {
   node.prefix = fresh ? prefixes.push(node.index) - 1 : above.prefix;
 }
 const hueOf = (prefix) => (222 + prefix * 137.508) % 360;
+const tokensOf = (node) => node.segments.reduce((sum, s) => sum + (s[0] === "generated" ? 0 : s[3] || 0), 0);
 const isShared = (node) => node.ways > 1;
 
 function sequence(first, role) {

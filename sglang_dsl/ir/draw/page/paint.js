@@ -152,7 +152,9 @@ function paintCard(card, alpha) {
   let y = card.y + (card.role ? HEAD_H : 7);
   if (card.role) {
     write(card.role, card.x + PAD + 4, card.y + 15, SMALL, colors.soft);
-    if (lead && isShared(lead)) write(`in ${lead.users} prompts`, card.x + card.w - PAD, card.y + 15, SMALL, prefixColor(lead), "right");
+    const shared = lead && isShared(lead);
+    const facts = [card.tokens ? `${card.tokens.toLocaleString("en")} tokens` : "", shared ? `in ${lead.users} prompts` : ""];
+    write(facts.filter(Boolean).join(" · "), card.x + card.w - PAD, card.y + 15, SMALL, shared ? prefixColor(lead) : colors.soft, "right");
     if (card.marks.length) {
       mark(card.marks[0], card.x, card.y, card.w, HEAD_H - 2, 10);
       targets.push({ x: card.x, y: card.y, w: card.w, h: HEAD_H, node: card.marks[0] });
