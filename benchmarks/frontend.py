@@ -22,6 +22,7 @@ from typing import Any
 from sglang_dsl import RunOptions, State, gen, program
 from sglang_dsl.ir.execution import Event, Meter, Outcome, RunSpec, RunSummary, Usage
 from sglang_dsl.ir.nodes import Join, Node
+from sglang_dsl.ir.record import RunRecord
 
 CALLS_PER_PROGRAM = 200
 TEXT = Outcome(value="out", text="out")
@@ -56,6 +57,9 @@ class NullRun:
         future: Future[RunSummary] = Future()
         future.set_result(RunSummary(usage=Usage(), seed=0))
         return future
+
+    def record(self) -> RunRecord:
+        return RunRecord()
 
     def events(self) -> Iterator[Event]:
         return iter(())

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import DecorationError, Origin, ProgramError
-from ..ir.execution import RunSpec
+from ..ir.execution import RunSpec, resolve
 from ..ir.graph import Graph
 from ..ir.specs import RunOptions
 from .batch import BATCH_CONCURRENCY, arun_all, run_all
@@ -24,6 +24,7 @@ from .state import State
 from .streaming import Stream
 
 if TYPE_CHECKING:
+    from ..ir.explain import Explanation
     from .joined import Joined, Lazy
 
 P = ParamSpec("P")
@@ -221,6 +222,17 @@ class Program(Generic[P, R]):
         symbolic = () if "symbolic" in self._parameters else kwargs.pop("symbolic", ())
         strict = False if "strict" in self._parameters else kwargs.pop("strict", False)
         return trace(self, args, kwargs, symbolic=tuple(symbolic), strict=strict)
+
+    @overload
+    def explain(self, *args: P.args, **kwargs: P.kwargs) -> Explanation: ...
+    @overload
+    def explain(self, *args: Any, options: RunOptions, **kwargs: Any) -> Explanation: ...
+    def explain(self, *args: Any, **kwargs: Any) -> Explanation:
+        """What a run would cost, per node, on the model of the options' backend: traced, nothing is computed."""
+        from ..ir.explain import explain
+
+        args, kwargs, options = self._split(args, kwargs)
+        return explain(self.trace(*args, **kwargs), resolve(options.backend).meter())
 
     # inside ------------------------------------------------------------------------------------------------------
 

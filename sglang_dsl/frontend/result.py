@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ..ir.execution import Outcome, RunSpec, RunSummary, Usage
+from ..ir.execution import Outcome, Run, RunSpec, RunSummary, Usage
 from ..ir.graph import Graph
 
 if TYPE_CHECKING:
     from ..ir.draw import Format
+    from ..ir.record import RunRecord
     from .state import State
 
 R = TypeVar("R")
@@ -23,7 +24,18 @@ class Result(Generic[R]):
     raised_by_body: whether the body itself raised `error`, or it was a failure that the body never looked at.
     """
 
-    __slots__ = ("_spec", "_value", "error", "first_failure", "graph", "raised_by_body", "seed", "state", "usage")
+    __slots__ = (
+        "_run",
+        "_spec",
+        "_value",
+        "error",
+        "first_failure",
+        "graph",
+        "raised_by_body",
+        "seed",
+        "state",
+        "usage",
+    )
 
     def __init__(
         self,
@@ -32,6 +44,7 @@ class Result(Generic[R]):
         state: State,
         graph: Graph,
         spec: RunSpec,
+        run: Run,
         summary: RunSummary,
         error: BaseException | None = None,
         raised_by_body: bool = False,
@@ -39,6 +52,7 @@ class Result(Generic[R]):
         self._value = value
         self.raised_by_body = raised_by_body
         self._spec = spec
+        self._run = run
         self.state = state
         self.graph = graph
         self.usage: Usage = summary.usage
@@ -62,6 +76,11 @@ class Result(Generic[R]):
     def finished(self) -> dict[str, Any]:
         """Names of the final state whose values exist, with their values; for looking at a failed or stopped run."""
         return self.state._finished()
+
+    @property
+    def record(self) -> RunRecord:
+        """What the run leaves behind: `ir.record.save_record` stores it, a replay backend runs it again."""
+        return self._run.record()
 
     @property
     def outcomes(self) -> dict[str, Outcome]:

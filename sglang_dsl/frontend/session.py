@@ -110,6 +110,7 @@ class Session(Generic[R]):
             state=self.state,
             graph=self.recorder.graph,
             spec=self._spec,
+            run=self.run,
             summary=summary,
             error=error,
             raised_by_body=raised_by_body,

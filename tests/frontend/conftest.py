@@ -30,6 +30,7 @@ from sglang_dsl.ir.nodes import (
     Text,
     Tool,
 )
+from sglang_dsl.ir.record import RunRecord
 
 Reply = Callable[[Node, str], str]
 
@@ -106,6 +107,9 @@ class FakeRun:
         with self.lock:
             self.executor.held -= set(names)
             self._pump()
+
+    def record(self) -> RunRecord:
+        return RunRecord(program=self.spec.program, seed=self.seed)
 
     def events(self) -> Iterator[Event]:
         return iter(())

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -414,6 +417,56 @@ def test_batch_interrupted_keeps_what_finished(fake, monkeypatch):
 def test_batch_of_an_unknown_backend_says_so():
     with pytest.raises(Exception, match="no backend is called 'nothing'"):
         ask.run_batch(["a"], options=RunOptions(backend="nothing"))
+
+
+def test_ctrl_c_while_waiting_ends_the_run_and_keeps_what_finished(fake):
+    @program
+    def p(s: State):
+        s += gen("a") + gen("b")
+        return s["b"]
+
+    with interrupted_soon() as began, pytest.raises(Interrupted) as caught:
+        p.run(options=on(fake(held=["b"])))
+    assert time.monotonic() - began < 1
+    (result,) = caught.value.results
+    assert result.finished == {"a": "a1"}
+
+
+def test_ctrl_c_inside_a_map_ends_the_run(fake):
+    @program
+    def p(s: State):
+        def work(branch: State):
+            branch += gen("quick" if branch.index else "slow")
+            return branch["quick" if branch.index else "slow"]
+
+        return s.fork(50).map(work)
+
+    backend = fake(held=["slow"])
+    with interrupted_soon() as began, pytest.raises(KeyboardInterrupt):
+        p.run(options=on(backend))
+    assert time.monotonic() - began < 1
+    assert backend.runs[0].cancelled
+
+
+def test_ctrl_c_during_a_batch_keeps_what_finished(fake):
+    @program
+    def p(s: State, name: str):
+        s += gen(name)
+        return s[name]
+
+    with interrupted_soon() as began, pytest.raises(Interrupted) as caught:
+        p.run_batch(["quick", "slow", "quick", "slow"], options=on(fake(held=["slow"])), concurrency=2)
+    assert time.monotonic() - began < 1
+    assert len(caught.value.results) == 4
+    assert caught.value.results[0].value.startswith("quick")
+
+
+@contextmanager
+def interrupted_soon():
+    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    timer.start()
+    yield time.monotonic()
+    timer.join()
 
 
 # streams -------------------------------------------------------------------------------------------------------------
