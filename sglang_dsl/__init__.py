@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .errors import DslError, Origin
+from .frontend.branches import Branches
 from .frontend.expressions import Generation, Handle, Selection
 from .frontend.joined import Joined, Lazy
 from .frontend.primitives import gen, image, raw, select
@@ -37,7 +38,7 @@ from .frontend.roles import (
 )
 from .frontend.running import Running
 from .frontend.settings import use
-from .frontend.state import Branches, State
+from .frontend.state import State
 from .frontend.streaming import Chunk, Stream
 from .frontend.tools import Tool, tool
 from .ir.execution import MISSING, Meta, Usage, execute

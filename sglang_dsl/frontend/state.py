@@ -1,4 +1,4 @@
-"""The state a program appends to: `s += x`, `s[x]`, `s.fork(n)`, turns, scopes; and the branches of a fork.
+"""The state a program appends to: `s += x`, `s[x]`, `s.fork(n)`, turns, scopes, control flow.
 
 A State is a view: a Line (one context path) with the names of one scope. A nested program gets a State over the same
 Line with names of its own; a branch gets a Line of its own that starts at the fork, and a copy of the names.
@@ -11,29 +11,25 @@ whose `read` returns abstract values, whose `pieces` finds them in strings, and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
-from inspect import iscoroutinefunction
 from types import CodeType
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, TypeVar, overload
 
-from ..errors import BranchError, DslError, ForkError, JoinError, Origin, ProgramError, UnknownNameError
+from ..errors import DslError, ForkError, Origin, ProgramError, UnknownNameError
 from ..ir.execution import Meta, Outcome
 from ..ir.nodes import Fork, Reference
 from ..ir.nodes import Tool as ToolNode
-from ..ir.specs import JoinMode
-from .bindings import Bound, Gathered, Local, history
+from .bindings import Bound, Local, history
+from .branches import Branches
 from .drafting import Cursor, Statement
 from .expressions import Handle, Mention
-from .gathering import JoinRequest, check_parent, gather, gather_text, new_names
-from .joined import Joined, Lazy
+from .joined import Lazy
 from .regions import check_limit
 from .sites import Site, caller_origin
 from .spans import NamedSpan, OpenTurn
 from .tools import Tool
 from .transcript import messages_of, pieces_of, text_of
-from .waiting import run_concurrently
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -174,7 +170,7 @@ class State:
 
     # forking -----------------------------------------------------------------------------------------------------
 
-    def fork(self, n: int = 1) -> Branches:
+    def fork(self, n: int = 1) -> Branches[State]:
         """Split into `n` branches that share everything so far.
 
         Raises:
@@ -183,7 +179,7 @@ class State:
         site = self._cursor.recorder.sites.at(sys._getframe(1))
         return self._fork(n, site)
 
-    def _fork(self, n: int, site: Site) -> Branches:
+    def _fork(self, n: int, site: Site) -> Branches[State]:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             what = (
                 f"fork({n!r}): a fork has at least one branch" if isinstance(n, int) else f"fork({n!r}) is not a number"
@@ -300,217 +296,3 @@ class State:
     def __repr__(self) -> str:
         where = f" branch {self._cursor.line.path}" if self._cursor.line.path else ""
         return f"<State{where} at {self._cursor.line.tip}>"
-
-
-class Branches:
-    """States made by one fork, in order. `branches += x` appends to each; `x` may be a function of the index."""
-
-    __slots__ = ("_before", "_fork_id", "_parent", "_states")
-
-    def __init__(self, parent: State, fork_id: str, states: list[State], before: dict[str, Bound]) -> None:
-        self._parent = parent
-        self._fork_id = fork_id
-        self._states = states
-        self._before = before
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __iter__(self) -> Iterator[State]:
-        return iter(self._states)
-
-    @overload
-    def __getitem__(self, index: int) -> State: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[State]: ...
-    def __getitem__(self, index: int | slice) -> State | list[State]:
-        return self._states[index]
-
-    def __setitem__(self, index: int, state: State) -> None:
-        """What `branches[i] += x` ends with. Raises BranchError for any other state."""
-        if state is not self._states[index]:
-            raise BranchError(f"branch {index} cannot be replaced", hint="branches[i] += x", origin=caller_origin())
-
-    def __iadd__(self, item: Any) -> Branches:
-        self._say(item, self._site(sys._getframe(1)))
-        return self
-
-    def append(self, item: Any) -> Branches:
-        """`branches += item` as an expression."""
-        self._say(item, self._site(sys._getframe(1)))
-        return self
-
-    def _say(self, item: Any, site: Site) -> None:
-        """One statement per branch, handed over together: the runtime sees all siblings at once."""
-        drafted = []
-        for index, state in enumerate(self._states):
-            statement = state._cursor.draft(site)
-            statement.add(item(index) if callable(item) and not isinstance(item, type) else item)
-            drafted.append((state._cursor.names, statement))
-        nodes = [node for _, statement in drafted for node in statement.finish()]
-        if nodes:
-            self._parent._cursor.recorder.append(nodes)
-            for names, statement in drafted:
-                statement.commit(names)
-
-    def _site(self, frame: Any) -> Site:
-        return self._parent._cursor.recorder.sites.at(frame)
-
-    # running branch bodies ---------------------------------------------------------------------------------------
-
-    @overload
-    def map(  # type: ignore[overload-overlap]  # a coroutine function is the narrower case
-        self, body: Callable[[State], Coroutine[Any, Any, R]], *, concurrency: int | None = None
-    ) -> Coroutine[Any, Any, list[R]]: ...
-    @overload
-    def map(self, body: Callable[[State], R], *, concurrency: int | None = None) -> list[R]: ...
-    def map(self, body: Callable[[State], Any], *, concurrency: int | None = None) -> Any:
-        """Call `body(branch)` for every branch, concurrently on this thread: where one waits for a value, others go on.
-
-        An `async def` body gives an awaitable and runs as tasks. `concurrency` bounds how many bodies are begun and
-        unfinished at a time. Returns the bodies' results in branch order.
-
-        Raises:
-            JoinError: a body raised; it holds every result, the first error is its cause.
-        """
-        origin = caller_origin()
-        if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
-            raise ForkError(f"concurrency={concurrency!r} is below 1", hint="leave it out for no bound", origin=origin)
-        if iscoroutinefunction(body) or getattr(body, "asynchronous", False):
-            return self._map_async(body, concurrency, origin)
-        ended = run_concurrently([partial(body, branch) for branch in self._states], concurrency)
-        return _all_or_first_error([value if error is None else error for value, error in ended], ended, origin)
-
-    async def _map_async(
-        self, body: Callable[[State], Coroutine[Any, Any, R]], concurrency: int | None, origin: Origin
-    ) -> list[R]:
-        import asyncio
-
-        gate = asyncio.Semaphore(concurrency or len(self._states))
-
-        async def one(branch: State) -> tuple[R | None, Exception | None]:
-            async with gate:
-                try:
-                    return await body(branch), None
-                except Exception as error:  # noqa: BLE001  a body's error is its result; the map raises it
-                    return None, error
-
-        ended = await asyncio.gather(*(one(branch) for branch in self._states))
-        return _all_or_first_error([value if error is None else error for value, error in ended], ended, origin)
-
-    def cancel(self, reason: str = "cancelled by the program") -> None:
-        """Cancel every branch."""
-        for state in self._states:
-            state.cancel(reason)
-
-    # joins -------------------------------------------------------------------------------------------------------
-
-    @overload
-    def join(self, what: Handle[T], *, mode: Literal["all"] = "all", nested: bool = False) -> Joined[T]: ...
-    @overload
-    def join(self, what: str, *, mode: Literal["all"] = "all", nested: bool = False) -> Joined[Any]: ...
-    @overload
-    def join(
-        self, what: Handle[Any] | str, *, mode: JoinMode, k: int | None = None,
-        key: Callable[[Any], Any] | None = None, nested: bool = False,
-    ) -> Any: ...  # fmt: skip
-    @overload
-    def join(self, what: None = None, *, mode: JoinMode = "all", nested: bool = False) -> Any: ...
-    def join(
-        self,
-        what: Handle[Any] | str | None = None,
-        *,
-        mode: JoinMode = "all",
-        k: int | None = None,
-        key: Callable[[Any], Any] | None = None,
-        nested: bool = False,
-    ) -> Any:
-        """Gather what the branches bound, in branch order, and bind the name in the parent. Does not wait.
-
-        Without `what`: everything the branches have bound since the fork, each name on its own; gives the list where
-        it is one name, a dict of lists by name where there are more, and None where there is none. A branch that gathered the
-        name in an inner join adds that list's items, not a list (`nested=True`: a list).
-
-        mode: "all" (siblings finish, then the first failure is raised as a JoinError with every result), "settle"
-        (a list of values, errors and MISSING), "first" (the first `k` successes), "quorum" (the first value that `k`
-        branches agree on), "vote" (the majority), "best" (the value with the highest `key(value)`), "concat" (no
-        value: the branches' text is appended to the parent).
-
-        Raises:
-            BranchError: the parent was itself joined. UnknownNameError: no branch has bound `what`. SpecError: `k` or
-            `key` does not fit the mode.
-        """
-        site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode=mode, k=k, key=key, nested=nested), site)
-
-    def settle(self, what: Handle[T] | str) -> Joined[Any]:
-        """`join(what, mode="settle")`: values, errors and MISSING by branch; raises nothing itself."""
-        site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="settle"), site)  # type: ignore[no-any-return]
-
-    def first(self, what: Handle[T], k: int = 1) -> Joined[T]:
-        """The first `k` values, in branch order; the other branches are cancelled."""
-        site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="first", k=k), site)  # type: ignore[no-any-return]
-
-    def quorum(self, what: Handle[T], k: int) -> Lazy[T]:
-        """The first value that `k` branches agree on; the other branches are cancelled."""
-        site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="quorum", k=k), site)  # type: ignore[no-any-return]
-
-    def vote(self, what: Handle[T]) -> Lazy[T]:
-        """The value of most branches, decided as soon as the rest cannot change it; ties go to the lowest branch."""
-        site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="vote"), site)  # type: ignore[no-any-return]
-
-    def best(self, what: Handle[T], key: Callable[[T], Any]) -> Lazy[T]:
-        """The value for which `key` is highest; waits for all branches."""
-        site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="best", key=key), site)  # type: ignore[no-any-return]
-
-    def concat(self) -> None:
-        """Append the text of every branch to the parent, in branch order."""
-        self._join_as("concat", self._site(sys._getframe(1)))
-
-    def _join(self, what: Handle[Any] | str | None, request: JoinRequest, site: Site) -> Any:
-        cursors = [state._cursor for state in self._states]
-        parent = self._parent._cursor
-        check_parent(parent, site)
-        request.check(len(cursors), site)
-        if request.mode == "concat" or what is None:
-            return self._join_everything(parent, cursors, request, site)
-        return self._lazy(gather(parent, self._fork_id, cursors, what, request, site), what)
-
-    def _join_as(self, mode: JoinMode, site: Site) -> None:
-        self._join(None, JoinRequest(mode=mode), site)
-
-    def _join_everything(self, parent: Cursor, cursors: list[Cursor], request: JoinRequest, site: Site) -> Any:
-        names = [] if request.mode == "concat" else new_names(cursors, self._before)
-        if not names:
-            gather_text(parent, self._fork_id, cursors, site, request.mode)
-            return None
-        found = {name: self._lazy(gather(parent, self._fork_id, cursors, name, request, site), name) for name in names}
-        return found if len(found) > 1 else found[names[0]]
-
-    def _lazy(self, gathered: Gathered, what: object) -> Any:
-        lists = gathered.mode in ("all", "settle", "first")
-        return (
-            Joined(self._parent._cursor.recorder, gathered) if lists else Lazy(self._parent._cursor.recorder, gathered)
-        )
-
-    def __repr__(self) -> str:
-        return f"<{len(self)} branches of {self._fork_id}>"
-
-
-def _all_or_first_error(results: list[Any], ended: Sequence[tuple[Any, Exception | None]], origin: Origin) -> list[Any]:
-    failed = [(index, error) for index, (_, error) in enumerate(ended) if error is not None]
-    if not failed:
-        return results
-    index, first = failed[0]
-    what = first.what if isinstance(first, DslError) else f"{type(first).__name__}: {first}"
-    raise JoinError(
-        f"branch {index} of {len(results)} failed ({len(failed)} in all): {what}",
-        results=results,
-        hint="catch it in the branch's body, or read .results",
-        origin=origin,
-    ) from first

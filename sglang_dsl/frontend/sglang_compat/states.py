@@ -11,11 +11,12 @@ from typing import Any, Literal, overload
 from ...errors import ProgramError, SpecError
 from ...ir.execution import Meta
 from ..bindings import Given
+from ..branches import Branches
 from ..expressions import Chain, Turn
 from ..result import Result
 from ..sites import Site, caller_origin
 from ..spans import NamedSpan, OpenTurn
-from ..state import Branches, State
+from ..state import State
 from ..streaming import Stream
 from .meta import meta_info
 
@@ -170,7 +171,7 @@ class ProgramState:
 class ProgramStateGroup:
     """The branches of a fork."""
 
-    def __init__(self, branches: Branches, parent: ProgramState) -> None:
+    def __init__(self, branches: Branches[State], parent: ProgramState) -> None:
         self._branches = branches
         self._parent = parent
         self.states = [ProgramState(branch) for branch in branches]
