@@ -35,6 +35,16 @@ class Label(BaseModel):
     text: Annotated[str, Field(min_length=1, max_length=12)]
 
 
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+    lives: int = 9
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+    name: str
+
+
 class Node(BaseModel):
     value: int
     children: list["Node"] = []
@@ -71,6 +81,8 @@ TYPES = [
     datetime.time,
     datetime.timedelta,
     Point,
+    Annotated[Cat | Dog, Field(discriminator="kind")],
+    Cat | Dog | None,
     Node,
     Everything,
 ]

@@ -199,6 +199,9 @@ def test_whitespace_is_bounded_outside_strings_only():
     assert matcher({"type": "string"}).matches('"' + " " * 50 + '"')
     assert matcher({"type": "array"}, max_whitespace=None).matches("[" + "\n" * 99 + "]")
     assert not matcher({"type": "array"}, max_whitespace=0).matches("[ ]")
+    for empty in ({"type": "object"}, {"type": "object", "properties": {"a": {}}}):
+        assert matcher(empty).matches("{" + " " * 8 + "}")
+        assert not matcher(empty).matches("{" + " " * 9 + "}")
     assert matcher(ANSWER).matches(
         json.dumps({"category": "bug", "priority": 1, "summary": "", "reply": "", "refund": True}, indent=2)
     )

@@ -110,53 +110,57 @@ def _counts(
     return max(low - always, 0), None if high is None else high - always
 
 
-def object_expr(
-    shape: ObjectShape,
-    values: Mapping[str, Expr],
-    extra: Expr | None,
-    keys: Expr | None,
-    space: Expr,
-    rules: dict[str, Expr],
-    name: str,
-) -> Expr:
-    """`{`, the members, `}`. `rules` gets one rule per property and side: what may follow with and without a member before."""
-    comma, colon = seq(space, text(","), space), seq(space, text(":"), space)
-    if shape.high is not None and shape.high < max(shape.low, 0):
-        return NOTHING
-    after, first = _additional(shape, values, extra, keys, comma, colon, rules, name)
-    for i, (key, value) in reversed(list(enumerate(values.items()))):
-        pair = seq(value_expr(key, EMPTY), colon, value)
-        needed = key in shape.required
-        first = alt(seq(pair, after), *([] if needed else [first]))
-        after = alt(seq(comma, pair, after), *([] if needed else [after]))
-        rules[f"{name} first {i}"], rules[f"{name} after {i}"] = first, after
-        first, after = Ref(f"{name} first {i}"), Ref(f"{name} after {i}")
-    missing = shape.required - values.keys()
-    if missing:
-        return NOTHING
-    return seq(text("{"), space, first, space, text("}"))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObjectGrammar:
+    """An object's shape with the grammars of its parts.
 
+    values: of declared properties, in order. extra, keys: value and (quoted) name of an additional member; keys None: any name
+    that is not declared. space: what may stand between tokens. rules: receives rules whose names begin with `name`.
+    """
 
-def _additional(
-    shape: ObjectShape,
-    values: Mapping[str, Expr],
-    extra: Expr | None,
-    keys: Expr | None,
-    comma: Expr,
-    colon: Expr,
-    rules: dict[str, Expr],
-    name: str,
-) -> tuple[Expr, Expr]:
-    """Additional members after some other member, and as the first ones."""
-    if extra is None:
-        return (EMPTY, EMPTY) if shape.low == 0 else (NOTHING, NOTHING)
-    key = keys or (_other_keys(list(values), rules, name) if values else string_expr(0, None))
-    pair = seq(key, colon, extra)
-    after = repeat(seq(comma, pair), shape.low, shape.high)
-    if shape.high == 0:
-        return EMPTY, EMPTY
-    more = repeat(seq(comma, pair), max(shape.low - 1, 0), None if shape.high is None else shape.high - 1)
-    return after, seq(pair, more) if shape.low else optional(seq(pair, more))
+    shape: ObjectShape
+    values: Mapping[str, Expr]
+    extra: Expr | None
+    keys: Expr | None
+    space: Expr
+    rules: dict[str, Expr]
+    name: str
+
+    def expr(self) -> Expr:
+        """`{`, the members, `}`: one rule per property for what may follow with, and one without, a member before."""
+        if self.shape.required - self.values.keys():
+            return NOTHING
+        after, first = self._additional()
+        for i, (key, value) in reversed(list(enumerate(self.values.items()))):
+            pair = seq(value_expr(key, EMPTY), self._spaced(":"), value)
+            needed = key in self.shape.required
+            self.rules[f"{self.name} first {i}"] = alt(seq(pair, after), *([] if needed else [first]))
+            self.rules[f"{self.name} after {i}"] = alt(
+                seq(self._spaced(","), pair, after), *([] if needed else [after])
+            )
+            first, after = Ref(f"{self.name} first {i}"), Ref(f"{self.name} after {i}")
+        return seq(text("{"), self.space, first, text("}"))
+
+    def _additional(self) -> tuple[Expr, Expr]:
+        """What may follow all declared properties, up to the `}`: after some member, and without any."""
+        low, high = self.shape.low, self.shape.high
+        if high is not None and high < low:
+            return NOTHING, NOTHING
+        if self.extra is None or high == 0:
+            return (self.space, EMPTY) if low == 0 else (NOTHING, NOTHING)
+        pair = seq(self._key(), self._spaced(":"), self.extra)
+        another = seq(self._spaced(","), pair)
+        more = repeat(another, max(low - 1, 0), None if high is None else high - 1)
+        first = seq(pair, more, self.space)
+        return seq(repeat(another, low, high), self.space), first if low else optional(first)
+
+    def _key(self) -> Expr:
+        if self.keys is not None:
+            return self.keys
+        return _other_keys(list(self.values), self.rules, self.name) if self.values else string_expr(0, None)
+
+    def _spaced(self, sign: str) -> Expr:
+        return seq(self.space, text(sign), self.space)
 
 
 def _other_keys(names: list[str], rules: dict[str, Expr], name: str) -> Expr:

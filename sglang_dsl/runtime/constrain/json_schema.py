@@ -19,7 +19,7 @@ from .findings import Finding
 from .formats import ANNOTATIONS as SHOWN_FORMATS
 from .formats import format_expr, known_formats
 from .grammar import NOTHING, Chars, Expr, Grammar, Ref, alt, one_of, optional, repeat, seq, text
-from .json_objects import ObjectShape, object_expr
+from .json_objects import ObjectGrammar, ObjectShape
 from .json_text import (
     decimal_range_expr,
     integer_expr,
@@ -36,24 +36,6 @@ from .regex import ECMA_AND_PYTHON, search_expr
 from .string_bounds import bounded
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-_STRUCTURE = frozenset({"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "nullable"})
-_BY_TYPE = {
-    "object": frozenset(
-        [
-            "properties",
-            "required",
-            "additionalProperties",
-            "patternProperties",
-            "propertyNames",
-            "minProperties",
-            "maxProperties",
-        ]
-    ),
-    "array": frozenset(["items", "prefixItems", "minItems", "maxItems"]),
-    "string": frozenset(["minLength", "maxLength", "pattern", "format"]),
-    "number": frozenset(["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"]),
-}
-_ENFORCED = _STRUCTURE.union(*_BY_TYPE.values())
 _UNENFORCED = frozenset(
     [
         "not",
@@ -204,7 +186,8 @@ class _Compiler:
         options = schema[keyword]
         if not isinstance(options, list) or not options:
             raise refused(path, keyword, "is not a non-empty list of schemas", "give at least one alternative")
-        rest = {k: v for k, v in schema.items() if k != keyword}
+        rest = {k: v for k, v in schema.items() if k not in (keyword, "discriminator")}
+        options = [_discriminated(o, schema.get("discriminator")) for o in options]
         paths = [f"{path}/{keyword}/{i}" for i in range(len(options))]
         if keyword == "oneOf" and not disjoint(options, self._refs, path):
             self._find(
@@ -323,7 +306,15 @@ class _Compiler:
             keys = self._value(
                 merge({"type": "string"}, self._refs.flat(shape.key_schema, path, ("",)), path), path, depth + 1
             )
-        return object_expr(shape, values, extra, keys, self._space, self._rules, self._fresh(path))
+        return ObjectGrammar(
+            shape=shape,
+            values=values,
+            extra=extra,
+            keys=keys,
+            space=self._space,
+            rules=self._rules,
+            name=self._fresh(path),
+        ).expr()
 
     def _anything(self) -> Expr:
         """Any JSON value, as a rule of its own."""
@@ -354,6 +345,12 @@ class _Compiler:
 
 def _spelled(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
+
+
+def _discriminated(option: Schema, discriminator: object) -> Schema:
+    """An alternative that also has to hold the property that tells it from the others (OpenAPI's `discriminator`)."""
+    name = discriminator.get("propertyName") if isinstance(discriminator, dict) else None
+    return {"allOf": [option, {"required": [name]}]} if isinstance(name, str) else option
 
 
 def _pointer(name: str) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import Any, TypeAlias
 
 from ...errors import ConstraintError
@@ -31,7 +30,6 @@ ANNOTATIONS = frozenset(
         "id",
         "$defs",
         "definitions",
-        "discriminator",
         "contentMediaType",
         "contentEncoding",
         "contentSchema",
@@ -214,8 +212,3 @@ def _is_number(value: Any) -> bool:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
-
-
-def matches_name(pattern: str, name: str) -> bool:
-    """Whether a `patternProperties` key applies to a property name."""
-    return re.search(pattern, name) is not None
