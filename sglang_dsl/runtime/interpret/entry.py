@@ -45,7 +45,7 @@ class Entry:
     node: Node
     scope: Scope
     context: Entry | None
-    future: Future[Outcome] = field(default_factory=Future)
+    future: Future[Outcome] | None = None  # made when somebody asks for it
     status: Status = "waiting"
     placed: bool = False
     anchor: Entry | None = None

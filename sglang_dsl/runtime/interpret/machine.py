@@ -16,6 +16,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -134,7 +135,6 @@ class Machine:
         if type(node) not in self._kinds.begin and type(node) not in self._kinds.check:
             raise GraphError(f"node {node.id!r} is of kind {node.kind!r}, which this runtime cannot execute")
         entry = Entry(scope.prefix + node.id, node, scope, context)
-        entry.future.set_running_or_notify_cancel()  # from here on, cancelling the future is without effect
         scope.add(entry)
         self.entries[entry.id] = entry
         self.unended += 1
@@ -323,7 +323,8 @@ class Machine:
             entry.claim.spenders -= 1
             self.leases.settle(entry.claim)
         self.emit(Event(kind=kind, node_id=entry.id, outcome=entry.outcome, error=entry.error, at_s=self.now()))
-        self._outbox.post(partial(_resolve, entry))
+        if entry.future is not None:
+            self._outbox.post(partial(_resolve, entry, entry.future))
         if entry.watchers:
             self._ended.append(entry)
 
@@ -354,6 +355,15 @@ class Machine:
     def submit(self, target: Target, request: Request, flight: Flight) -> None:
         """Queue a request; all that are queued before the end of `settle` go out together."""
         self._requests.setdefault(target, []).append((request, flight))
+
+    def future(self, entry: Entry) -> Future[Outcome]:
+        """The entry's future: always the same one."""
+        if entry.future is None:
+            entry.future = Future()
+            entry.future.set_running_or_notify_cancel()  # cancelling it is without effect
+            if entry.ended:
+                _resolve(entry, entry.future)
+        return entry.future
 
     def lookup(self, entry: Entry) -> Lookup:
         """How `entry`'s references find their values."""
@@ -410,8 +420,8 @@ def _raise_error_of(entry: Entry) -> None:
         raise entry.error
 
 
-def _resolve(entry: Entry) -> None:
+def _resolve(entry: Entry, future: Future[Outcome]) -> None:
     if entry.error is not None:
-        entry.future.set_exception(entry.error)
+        future.set_exception(entry.error)
     else:
-        entry.future.set_result(entry.outcome or Outcome())
+        future.set_result(entry.outcome or Outcome())

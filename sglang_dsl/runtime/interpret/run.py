@@ -70,10 +70,11 @@ class InterpretedRun:
         Raises:
             GraphError: no such node was appended.
         """
-        entry = self._machine.entries.get(node_id)
-        if entry is None:
-            raise GraphError(f"node {node_id!r} was not appended to this run")
-        return entry.future
+        with self._machine.turn():
+            entry = self._machine.entries.get(node_id)
+            if entry is None:
+                raise GraphError(f"node {node_id!r} was not appended to this run")
+            return self._machine.future(entry)
 
     def cancel(self, node_ids: Sequence[str] | None = None, reason: str = "") -> None:
         """See `Run`. Unknown and ended nodes are left alone."""
