@@ -214,7 +214,7 @@ class Statement:
         """Begin a turn."""
         if self._role is not None:
             raise RoleError(
-                f"a {role!r} turn begins inside an open {self._role!r} turn",
+                f"a turn of {role!r} begins inside an open {self._role!r} turn",
                 hint="end the first turn before the next begins; turns do not nest",
                 origin=self._origin,
             )
@@ -226,7 +226,7 @@ class Statement:
         if self._role != role:
             opened = "no turn is open" if self._role is None else f"the open turn is {self._role!r}"
             raise RoleError(
-                f"a {role!r} turn ends, but {opened}", hint=f"begin the {role!r} turn first", origin=self._origin
+                f"a turn of {role!r} ends, but {opened}", hint=f"begin the {role!r} turn first", origin=self._origin
             )
         self.push(RoleEnd, role=role)
         self._role = None

@@ -12,6 +12,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 from ..errors import ProgramError
 from ..ir.nodes import Fork, Gen, Join, Node, Piece, Raw, Reference, Select
 from .bindings import Bound, Convert, Gathered
+from .sites import caller_origin
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -69,16 +70,21 @@ class Expression:
         raise ProgramError(
             f"{self!r} was turned into a string, but it has no text before the model has run",
             hint='append it: s += "text" + gen(...); afterwards s[name] is its text',
+            origin=caller_origin(),
         )
 
     def __format__(self, spec: str) -> str:
         return str(self)
 
     def __bool__(self) -> NoReturn:
-        raise ProgramError(f"{self!r} was used as a condition, but it has no value", hint="append it, then read s[...]")
+        raise ProgramError(
+            f"{self!r} was used as a condition, but it has no value",
+            hint="append it, then read s[...]",
+            origin=caller_origin(),
+        )
 
     def __iter__(self) -> NoReturn:
-        raise ProgramError(f"{self!r} cannot be iterated", hint="append it, then read s[...]")
+        raise ProgramError(f"{self!r} cannot be iterated", hint="append it, then read s[...]", origin=caller_origin())
 
 
 class Chain(Expression):

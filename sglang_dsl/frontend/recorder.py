@@ -217,7 +217,11 @@ def no_text(value: object, origin: Origin) -> ProgramError:
         hint = "append to the branches, then branches.join(x)"
     else:
         hint = "s += json.dumps(value), or an f-string"
-    return ProgramError(f"{_short(value)} is a {kind}, not text or a call", hint=hint, origin=origin)
+    return ProgramError(
+        f"{_short(value)} is not text or a call{'' if value is None else f' (its type is {kind})'}",
+        hint=hint,
+        origin=origin,
+    )
 
 
 def _short(value: object) -> str:
