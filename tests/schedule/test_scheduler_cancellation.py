@@ -187,3 +187,19 @@ def test_abort_storm_leaves_an_idle_engine(lab):
     assert it.scheduler.idle
     assert not it.scheduler._life.by_request
     it.expect_all_released()
+
+
+def test_worker_fault_before_it_closed_a_sequence_closes_it_again(lab):
+    it = lab(max_running=2, retract_every_steps=3)
+    it.generate("retracted", PROMPT, 20)
+    it.generate("other", (1, 2), 20)
+    it.turn()
+    it.turn()
+    it.cancel("other")
+    it.worker.fail_next = RuntimeError("fault")
+    it.turn()
+    it.generate("next", (3, 4), 2)
+    it.run()
+    closed = [seq_id for plan in it.worker.plans for seq_id in plan.closes]
+    assert closed.count(2) == 2
+    assert set(it.worker.known) <= {3}

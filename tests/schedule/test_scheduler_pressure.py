@@ -288,3 +288,14 @@ def test_flush_while_busy_keeps_what_is_held(lab):
     it.expect_cold_outputs()
     it.scheduler.flush()
     assert it.scheduler.snapshot().free_pages == 256
+
+
+def test_request_that_fits_only_without_a_page_to_copy_from_is_admitted(lab):
+    """A node locked to be copied from must not take the very pages the request needs: nothing else would free them."""
+    it = lab(page_size=4, num_pages=12, max_running=1)
+    it.generate("cached", prompt(1, 40), 5)
+    it.run()
+    it.generate("alone", (*prompt(1, 40)[:18], *prompt(2, 26)), 3)
+    it.run(steps=50)
+    it.expect_cold_outputs()
+    it.expect_all_released()

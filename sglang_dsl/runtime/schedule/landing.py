@@ -40,6 +40,7 @@ class Landing:
         out = [Progress(seq.request_id, "failed", error=error) for seq in members if seq.ending is None]
         for seq in members:
             self._life.end(seq, seq.prompt_tokens)
+        self._life.close_again(flight.plan.closes)
         self._ownership.return_borrowed()
         self._cache.tree.drop_pending()
         self._life.counters.failed += len(out)

@@ -8,6 +8,7 @@ prefilling --> decoding        each of them --> end (finished, cancelled, failed
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..cache.keys import pack
@@ -114,8 +115,12 @@ class Lifecycle:
         if seq.admitted_s is None:
             self._count_down(seq)
 
+    def close_again(self, seq_ids: Iterable[int]) -> None:
+        """The worker failed in the step that was to close these, perhaps before it did."""
+        self._closes.extend(seq_ids)
+
     def take_closes(self) -> tuple[int, ...]:
-        """Sequences the worker may forget, since the last call."""
+        """Sequences the worker may forget, since the last call. It need not know them all."""
         closes = tuple(self._closes)
         self._closes.clear()
         return closes

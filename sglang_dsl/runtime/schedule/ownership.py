@@ -30,9 +30,16 @@ class Ownership:
         match, seq.receipt = self.cache.hold(seq.request.namespace, seq.key, limit_tokens, seq.request_id)
         seq.pages, seq.tree_pages, seq.computed = match.pages, len(match.pages), match.tokens
 
-    def borrow(self, node: Node, seq: Sequence) -> None:
+    def borrow(self, node: Node, seq: Sequence) -> Receipt:
         """Keep a node that `seq` copies from until the step has landed."""
-        self._borrowed.append(self.cache.tree.acquire(node, seq.request_id))
+        receipt = self.cache.tree.acquire(node, seq.request_id)
+        self._borrowed.append(receipt)
+        return receipt
+
+    def return_one(self, receipt: Receipt) -> None:
+        """Nothing will be copied from this node after all."""
+        self._borrowed.remove(receipt)
+        self.cache.tree.release(receipt)
 
     def return_borrowed(self) -> None:
         """The step has landed: nothing is copied from any more."""

@@ -16,7 +16,7 @@ from .ownership import Ownership
 from .policy import POLICIES, ordered
 from .sequence import Piece, Sequence
 from .step_builder import Flight, StepBuilder, arrange, steady
-from .tails import fill_tail, find_tail
+from .tails import Tail, fill_tail, find_tail
 
 WORTH_WAITING_TOKENS = 32  # a sibling's unfinished prefix is waited for if it saves at least so many
 STALLED_STEPS = 8  # after a refusal for memory, admission is tried again so many steps later, or when something changes
@@ -218,14 +218,13 @@ class Planner:
     def _start(self, seq: Sequence, builder: StepBuilder, now: float) -> bool:
         """Give `seq` its first chunk. False if there is none, or its pages are not to be had after all."""
         tail = find_tail(seq, self._cache.tree, builder)
-        seq.computed += tail.tokens if tail else 0
-        if tail is not None and tail.node is not None:
-            self._ownership.borrow(tail.node, seq)
+        if not self._take_chunk(seq, tail, builder):
+            if tail is None or not self._take_chunk(
+                seq, None, builder
+            ):  # without the tail there is one node less to lock
+                return False
+            tail = None
         end = self._chunk_end(seq, builder)
-        if seq.computed < len(seq.tokens) and (end <= seq.computed or not self._ownership.grow(seq, end)):
-            self._life.counters.allocation_failures += end > seq.computed
-            seq.computed -= tail.tokens if tail else 0
-            return False
         self._enter(seq, seq.computed, builder, now)
         if seq.computed < len(seq.tokens):
             piece = self._add(seq, end, builder)
@@ -234,6 +233,20 @@ class Planner:
         if seq.task is not None and self._stands_at_end(seq, builder):
             self._add_edges(seq, builder)
         return True
+
+    def _take_chunk(self, seq: Sequence, tail: Tail | None, builder: StepBuilder) -> bool:
+        """Pages for the first chunk behind the matched prefix and `tail`. False: `seq` stands where it stood."""
+        before = seq.computed
+        borrowed = self._ownership.borrow(tail.node, seq) if tail is not None and tail.node is not None else None
+        seq.computed += tail.tokens if tail is not None else 0
+        end = self._chunk_end(seq, builder)
+        if seq.computed == len(seq.tokens) or (end > seq.computed and self._ownership.grow(seq, end)):
+            return True
+        self._life.counters.allocation_failures += end > seq.computed
+        seq.computed = before
+        if borrowed is not None:
+            self._ownership.return_one(borrowed)
+        return False
 
     def _join(self, seq: Sequence, above: Piece, builder: StepBuilder, now: float) -> bool:
         """`seq` ends where `above` does: it samples from that row and computes nothing."""

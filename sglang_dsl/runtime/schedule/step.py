@@ -97,7 +97,7 @@ class ScorePoint(NamedTuple):
 
 class StepPlan(NamedTuple):
     """Everything the worker needs. `levels[d]` lists the groups of attention level d (outermost first), in row order;
-    `closes` happen first, then `opens`, copies, forward, samples, scores.
+    `closes` (the worker need not know them all) happen first, then `opens`, copies, forward, samples, scores.
     """
 
     step: int
