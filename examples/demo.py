@@ -12,6 +12,7 @@ from pathlib import Path
 from examples.support_agent import report, triage
 from examples.support_desk import tickets
 from sglang_dsl import RunOptions, explain
+from sglang_dsl.ir.execution import resolve
 
 PICTURE = Path("out/support_agent.html")
 MOST_OVER_IDEAL = 1.03  # of the tokens that perfect sharing would compute
@@ -35,20 +36,19 @@ your own program next:
 
 def main() -> int:
     """0 if everything came out as promised, else 1 with what did not."""
-    options = RunOptions(backend="local:smollm2")
     print("loading SmolLM2-135M-Instruct ...", flush=True)
     began = time.perf_counter()
-    options.executor()
+    engine = resolve("local:smollm2")
     print(f"loaded in {time.perf_counter() - began:.1f} s; answering 40 tickets ...\n", flush=True)
 
     began = time.perf_counter()
-    result = triage.run(tickets(40), options=options)
+    result = triage.run(tickets(40), options=RunOptions(backend=engine))
     wall_s = time.perf_counter() - began
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
     PICTURE.write_text(result.draw("html"), encoding="utf-8")
     print(report(result, wall_s, PICTURE))
 
-    ideal = explain(result.graph, options.executor().meter()).computed_tokens
+    ideal = explain(result.graph, engine.meter()).cost.computed_tokens
     factor = result.usage.computed_tokens / ideal
     print(f"computed / ideal sharing: {factor:.3f} (bar: {MOST_OVER_IDEAL})\n\n{NEXT}")
     valid = len(result.value) == 40

@@ -165,27 +165,11 @@ _SOLVED: list[tuple[str, str, int, str, str, bool]] = [
         False,
     ),
     (
-        "My card shows two payments of EUR 64.90 for P-87455. Please give one of them back.",
-        "refund_order",
-        4,
-        "Order P-87455 was charged twice, EUR 64.90.",
-        "One payment is enough. I am returning the second EUR 64.90 to your card.",
-        False,
-    ),
-    (
         "I lost the voucher with the number. I booked two sleeping bags for Norway under kari.n@example.org.",
         "find_customer",
         2,
         "Booking number lost, two sleeping bags, e-mail address given.",
         "No problem, your e-mail address is enough. I am searching for the booking and will send the voucher again.",
-        False,
-    ),
-    (
-        "Is the depot in Leeds open on Sunday, and do you have child trailers there?",
-        "check_depot",
-        2,
-        "Asks for Sunday hours and child trailers in Leeds.",
-        "I am checking the hours and the shelf in Leeds for you and will write back shortly.",
         False,
     ),
     (
