@@ -66,15 +66,6 @@ def read_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     return _read_folder(path, dtype) if path.is_dir() else _read_gguf(path, dtype)
 
 
-def read_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
-    """The plain transformers model of a `.gguf` file or a Hugging Face folder, on the CPU.
-
-    Raises:
-        ModelLoadError: damaged, unknown or unsupported.
-    """
-    return _read_folder(path, dtype) if path.is_dir() else _read_gguf(path, dtype)
-
-
 def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str) -> LoadedModel:
     """Make a transformers model compute steps. It is changed (linears packed, attention bound) and must not be used again.
 
