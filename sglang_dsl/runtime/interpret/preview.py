@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
+from ...errors import RoleError
 from ...ir.execution import Segment
 from ...ir.nodes import Fork, Gen, Node, Plain, Raw, Reference, RoleBegin, RoleEnd, Select, Text
 from ..text.bos import with_bos
@@ -17,7 +18,8 @@ def preview(path: Sequence[Node], values: Mapping[str, str], text: TextModel) ->
     """One segment per stretch of text and the node it comes from, the nodes in `path` order.
 
     A stretch between two seams is encoded as a whole, as a run does it; its ids stand at its last segment's node, so
-    that the ids joined are the prompt's. A stretch with unknown parts has no ids, and `max_tokens` counts its words alone.
+    that the ids joined are the prompt's. A stretch with unknown parts has no ids: `max_tokens` counts each part alone, a
+    value that does not exist yet by the bound of its call.
 
     Args:
         values: texts of nodes that are known, by id.
@@ -32,71 +34,87 @@ def preview(path: Sequence[Node], values: Mapping[str, str], text: TextModel) ->
     return tuple(draft.segments)
 
 
-@dataclass(slots=True)
 class _Draft:
-    text: TextModel
-    values: Mapping[str, str]
-    segments: list[Segment] = field(default_factory=list)
-    pending: list[TextPiece] = field(default_factory=list)
-    exact: bool = True
-    turns: list[Turn] = field(default_factory=list)
+    def __init__(self, text: TextModel, values: Mapping[str, str]) -> None:
+        self._text = text
+        self._values = values
+        self._bounds: dict[str, int] = {}  # of the calls so far
+        self._pending: list[Segment] = []
+        self._exact = True
+        self._turns: tuple[Turn, ...] = ()
+        self.segments: list[Segment] = []
 
     def add(self, node: Node) -> None:
+        """Append what a node says."""
         match node:
             case Text(pieces=pieces):
                 for piece in pieces:
                     self._say(node, piece)
             case RoleBegin(role=role):
-                marker = self.text.template.open_turn(self.turns, role)
-                self.turns.append(Turn(role, "", closed=False))
-                self._put(node, TextPiece(marker, control=True))
-            case RoleEnd():
-                self._put(node, TextPiece(self.text.template.close_turn(self.turns), control=True))
-                self.turns[-1] = replace(self.turns[-1], closed=True)
+                self._put(node, self._text.template.open_turn(self._turns, role), control=True)
+                self._turns = (*self._turns, Turn(role, "", closed=False))
+            case RoleEnd(role=role):
+                if not self._turns or self._turns[-1].closed:
+                    raise RoleError(f"a {role!r} turn ends, but no turn is open", origin=node.origin)
+                self._put(node, self._text.template.close_turn(self._turns), control=True)
+                self._turns = (*self._turns[:-1], replace(self._turns[-1], closed=True))
             case Gen() | Select():
-                self._called(node)
+                self._call(node)
             case Fork():
                 self.seam()
 
     def seam(self) -> None:
-        """Encode what is pending, if all of it is known."""
-        if self.pending and self.exact:
-            ids = self.text.tokenizer.encode_segment(self.pending)
-            first = not any(segment.token_ids or segment.max_tokens for segment in self.segments[: -len(self.pending)])
-            begun = with_bos(ids, self.text.tokenizer) if first else ids
-            self.segments[-1] = replace(self.segments[-1], token_ids=tuple(begun))
-        self.pending, self.exact = [], True
+        """End a stretch: its ids stand at its last segment, or, with unknown parts, each part is counted alone."""
+        if self._exact and self._pending:
+            ids = self._text.tokenizer.encode_segment([TextPiece(s.text, control=s.control) for s in self._pending])
+            begun = ids if self.segments else with_bos(ids, self._text.tokenizer)
+            self._pending[-1] = replace(self._pending[-1], token_ids=tuple(begun))
+        elif self._pending:
+            self._pending = [s if s.max_tokens else replace(s, max_tokens=self._size(s)) for s in self._pending]
+        self.segments += self._pending
+        self._pending, self._exact = [], True
 
     def _say(self, node: Text, piece: Plain | Raw | Reference) -> None:
         match piece:
             case Plain(said):
-                self._put(node, TextPiece(said))
+                self._put(node, said)
             case Raw(said):
-                self._put(node, TextPiece(said, control=True))
-            case Reference(node_id, ()) if node_id in self.values:
-                self._put(node, TextPiece(self.values[node_id]))
+                self._put(node, said, control=True)
+            case Reference(node_id, ()) if node_id in self._values:
+                self._put(node, self._values[node_id])
             case Reference(node_id):
-                self.exact = False
-                self._put(node, TextPiece(SHOWN % node_id))
+                self._exact = False
+                self._put(node, SHOWN % node_id, bound=self._bounds.get(node_id, 0))
 
-    def _put(self, node: Node, piece: TextPiece) -> None:
-        if not piece.text:
+    def _put(self, node: Node, said: str, *, control: bool = False, bound: int = 0) -> None:
+        if not said:
             return
-        self.pending.append(piece)
-        bound = 0 if self.exact else len(self.text.tokenizer.encode(piece.text))
-        self.segments.append(Segment(node_id=node.id, text=piece.text, max_tokens=bound, control=piece.control))
-        if self.turns and not self.turns[-1].closed and not piece.control:
-            self.turns[-1] = replace(self.turns[-1], content=self.turns[-1].content + piece.text)
+        self._pending.append(Segment(node_id=node.id, text=said, max_tokens=bound, control=control))
+        self._grow(said)
 
-    def _called(self, node: Gen | Select) -> None:
+    def _grow(self, said: str) -> None:
+        if self._turns and not self._turns[-1].closed:
+            self._turns = (*self._turns[:-1], replace(self._turns[-1], content=self._turns[-1].content + said))
+
+    def _call(self, node: Gen | Select) -> None:
         self.seam()
-        known = self.values.get(node.id)
-        shown = SHOWN % (node.name or node.id) if known is None else known
-        ids = () if known is None else tuple(self.text.tokenizer.encode(known))
-        bound = self._bound(node) if known is None else 0
-        self.segments.append(Segment(node_id=node.id, text=shown, token_ids=ids, max_tokens=bound))
+        self._bounds[node.id] = self._bound(node)
+        known = self._values.get(node.id)
+        if known is None:
+            shown = SHOWN % (node.name or node.id)
+            self.segments.append(Segment(node_id=node.id, text=shown, max_tokens=self._bounds[node.id]))
+        else:
+            ids = tuple(self._text.tokenizer.encode(known))
+            self.segments.append(Segment(node_id=node.id, text=known, token_ids=ids))
+        self._grow(known or "")
 
     def _bound(self, node: Gen | Select) -> int:
         if isinstance(node, Gen):
             return node.sampling.max_tokens
-        return max((len(self.text.tokenizer.encode(c)) for c in node.choices if isinstance(c, str)), default=0)
+        return max((self._count(choice) for choice in node.choices if isinstance(choice, str)), default=0)
+
+    def _size(self, segment: Segment) -> int:
+        return len(self._text.tokenizer.encode_segment([TextPiece(segment.text, control=segment.control)]))
+
+    def _count(self, text: str) -> int:
+        return len(self._text.tokenizer.encode(text))
