@@ -90,7 +90,6 @@ function measureCard(card) {
     return;
   }
   card.w = CARD_W;
-  card.tokens = [...card.rows, ...card.marks].reduce((sum, index) => sum + tokensOf(nodes[index]), 0);
   card.h = (card.role ? HEAD_H : 7) + card.rows.reduce((sum, index) => sum + rowHeight(nodes[index]), 0) + 6;
 }
 

@@ -173,12 +173,13 @@ function describeProgram() {
   byElement("name").textContent = program.name;
   document.title = program.name;
   const calls = nodes.filter(isCall);
-  const shown = [[nodes.length, "nodes"], [calls.length, "model calls"]];
   const widest = Math.max(0, ...nodes.map((node) => node.size || 0));
-  if (widest) shown.push([widest, "branches at most"]);
   const ran = calls.filter((node) => node.outcome && node.outcome.tokens);
   const sum = (place) => ran.reduce((total, node) => total + node.outcome.tokens[place], 0);
+  const shown = [[calls.length, "model calls"]];
   if (ran.length) shown.push([sum(0), "prompt tokens asked"], [sum(2), "computed"], [sum(3), "generated"]);
+  if (widest) shown.push([widest, "branches at most"]);
+  shown.push([nodes.length, "nodes"]);
   for (const [count, word] of shown) {
     const fact = element("span");
     fact.append(element("b", "", count.toLocaleString("en")), " " + word);

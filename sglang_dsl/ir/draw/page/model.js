@@ -60,7 +60,12 @@ for (const node of nodes) {
   node.prefix = fresh ? prefixes.push(node.index) - 1 : above.prefix;
 }
 const hueOf = (prefix) => (222 + prefix * 137.508) % 360;
-const tokensOf = (node) => node.segments.reduce((sum, s) => sum + (s[0] === "generated" ? 0 : s[3] || 0), 0);
+// Tokens a node adds to its context, and those of the whole prompt before it (both 0 without a model's meter).
+const tokensOf = (node) => node.segments.reduce((sum, s) => sum + (s[3] || 0), 0);
+for (const node of nodes) {
+  const above = node.context >= 0 ? node.context : node.sub >= 0 ? nodes[program.subs[node.sub].holder].context : -1;
+  node.promptTokens = above >= 0 ? nodes[above].promptTokens + tokensOf(nodes[above]) : 0;
+}
 const isShared = (node) => node.ways > 1;
 
 function sequence(first, role) {

@@ -152,9 +152,7 @@ function paintCard(card, alpha) {
   let y = card.y + (card.role ? HEAD_H : 7);
   if (card.role) {
     write(card.role, card.x + PAD + 4, card.y + 15, SMALL, colors.soft);
-    const shared = lead && isShared(lead);
-    const facts = [card.tokens ? `${card.tokens.toLocaleString("en")} tokens` : "", shared ? `in ${lead.users} prompts` : ""];
-    write(facts.filter(Boolean).join(" · "), card.x + card.w - PAD, card.y + 15, SMALL, shared ? prefixColor(lead) : colors.soft, "right");
+    if (lead && isShared(lead)) write(sharing(card, lead), card.x + card.w - PAD, card.y + 15, SMALL, prefixColor(lead), "right");
     if (card.marks.length) {
       mark(card.marks[0], card.x, card.y, card.w, HEAD_H - 2, 10);
       targets.push({ x: card.x, y: card.y, w: card.w, h: HEAD_H, node: card.marks[0] });
@@ -166,6 +164,13 @@ function paintCard(card, alpha) {
     y += h;
   }
   brush.globalAlpha = 1;
+}
+
+// "2,776 tokens in 40 prompts": all tokens up to the end of the card, where they are known.
+function sharing(card, lead) {
+  const last = nodes[Math.max(...card.rows, ...card.marks)];
+  const tokens = last.promptTokens + tokensOf(last);
+  return `${tokens ? `${tokens.toLocaleString("en")} tokens ` : ""}in ${lead.users} prompts`;
 }
 
 // The coloured edge of a card whose text several calls share.
@@ -197,11 +202,18 @@ function paintRow(node, x, y, w, h) {
 function paintCall(node, x, y, w, h) {
   const color = colors[colorOf(node)];
   box(x, y, w, h, 6, colors[colorOf(node) + "-wash"], null);
-  const badge = node.outcome && node.outcome.tokens ? `${node.outcome.tokens[3]} tok` : node.notes.slice(0, 2).join(" · ");
+  const badge = badgeOf(node);
   const room = w - 24 - textWidth(badge, SMALL);
   write(fitText(node.title, Math.max(room, 60), BOLD), x + 8, y + 12, BOLD, color);
   write(badge, x + w - 8, y + 12, SMALL, color, "right");
   if (node.outcome) write(fitText(node.outcome.text.slice(0, 200).replace(/\s*\n\s*/g, " ⏎ "), w - 18, FONT), x + 8, y + 31, FONT, colors.ink);
+}
+
+// Prompt and generated tokens after a run; before it the prompt's, where a model counted it, and what was asked for.
+function badgeOf(node) {
+  if (node.outcome && node.outcome.tokens) return `${node.outcome.tokens[0].toLocaleString("en")} → ${node.outcome.tokens[3]} tokens`;
+  const prompt = node.promptTokens ? [`${node.promptTokens.toLocaleString("en")} tokens`] : [];
+  return [...prompt, ...node.notes].slice(0, 2).join(" · ");
 }
 
 function paintPill(node, x, y, w, h) {
