@@ -1,6 +1,7 @@
 """Token masks against the pure-Python matcher: two engines, one meaning."""
 
 import json
+import threading
 from random import Random
 
 import pytest
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 from sglang_dsl.errors import ConstraintError
 from sglang_dsl.ir.specs import ConstraintSpec
 from sglang_dsl.runtime.constrain.compile import compile_constraint
+from sglang_dsl.runtime.sample import grammar
 from sglang_dsl.runtime.sample.grammar import GrammarPool
 
 pytestmark = pytest.mark.engine
@@ -262,3 +264,39 @@ def test_bound_after_escapes_is_exact_at_every_byte(pool, text):
         assert allowed(matcher) == expected
         token = token_for(bytes([byte]))
         assert matcher.accept(token) == reference.accept(token)
+
+
+def test_compile_past_its_budget_fails_alone_and_is_tried_again(monkeypatch):
+    pool, release, begun = GrammarPool(ByteTokenizer(), PADDED, budget_s=0.05), threading.Event(), threading.Event()
+    compile_now = pool._compile
+
+    def stuck(spec):
+        if spec.kind == "regex" and not release.is_set():
+            begun.set()
+            release.wait(20)
+        return compile_now(spec)
+
+    monkeypatch.setattr(pool, "_compile", stuck)
+    slow = ConstraintSpec(kind="regex", text="ab+")
+    first = pool.compile(slow)
+    assert begun.wait(10)
+    assert feed(pool.compile(SPECS["choices"]).result(timeout=10).matcher(), "New")
+    with pytest.raises(ConstraintError, match=r"not compiled after 0\.05 s") as error:
+        first.result(timeout=10)
+    assert error.value.retryable
+    release.set()
+    assert feed(pool.compile(slow).result(timeout=10).matcher(), "abb")
+    pool.close()
+
+
+def test_grammars_are_evicted_least_recently_used_first(monkeypatch):
+    monkeypatch.setattr(grammar, "MAX_GRAMMARS", 2)
+    pool = GrammarPool(ByteTokenizer(), PADDED)
+    specs = [ConstraintSpec.choices((name,)) for name in ("a", "b", "c")]
+    kept = [pool.compile(spec) for spec in specs[:2]]
+    assert all(future.result(timeout=10) for future in kept)
+    assert pool.compile(specs[0]) is kept[0]
+    pool.compile(specs[2]).result(timeout=10)
+    assert pool.compile(specs[0]) is kept[0]
+    assert pool.compile(specs[1]) is not kept[1]
+    pool.close()

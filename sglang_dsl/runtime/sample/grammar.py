@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from threading import Lock
+from functools import partial
+from threading import RLock, Timer
 from typing import Self
 
 import torch
@@ -24,7 +25,9 @@ from ..constrain.relax import relaxed
 from ..text.protocol import Tokenizer
 from .grammar_bounds import LengthBounds, TokenTable, Trail
 
-MAX_GRAMMARS = 256  # compiled grammars kept per model, least recently used first out; a typical one holds 0.1-7 MB
+MAX_GRAMMARS = 256  # compiled grammars kept per model, least recently used first out
+MAX_GRAMMAR_BYTES = 512 * 1024 * 1024  # of them all; a typical one holds 0.1-7 MB
+COMPILE_BUDGET_S = 20.0
 MAX_CACHE_BYTES = 256 * 1024 * 1024  # of xgrammar's own cache of rules, which schemas that resemble each other share
 _COMPILE_THREADS = 2
 
@@ -126,11 +129,12 @@ class CompiledGrammar:
 class GrammarPool:
     """Compiles constraints for one tokenizer, off the caller's thread, each once; bounded by number and bytes.
 
-    vocab_size: V of the logits (may exceed the tokenizer's; the rest is never allowed). Control tokens are never allowed inside
-    text; every stop id of the model ends it.
+    vocab_size: V of the logits (may exceed the tokenizer's; the rest is never allowed). budget_s: seconds a compilation may
+    take once begun. Control tokens are never allowed inside text; every stop id of the model ends it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, *, budget_s: float = COMPILE_BUDGET_S) -> None:
+        self._budget_s = budget_s
         self._stop_ids = tokenizer.stop_ids
         self._tokens = TokenTable(_token_bytes(tokenizer, vocab_size))
         self._ends = self._tokens.mask_of(sorted(tokenizer.stop_ids))
@@ -143,17 +147,23 @@ class GrammarPool:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=MAX_CACHE_BYTES)
         self._threads = ThreadPoolExecutor(_COMPILE_THREADS, thread_name_prefix="grammar")
         self._futures: OrderedDict[ConstraintSpec, Future[CompiledGrammar]] = OrderedDict()
-        self._lock = Lock()
+        self._unanswered: set[Future[CompiledGrammar]] = set()
+        self._lock = RLock()  # work that ends at once is settled inside `compile`
 
     def compile(self, spec: ConstraintSpec) -> Future[CompiledGrammar]:
-        """The compiled constraint; the same future for equal specs. It raises ConstraintError: malformed, unsupported, empty,
-        too large. Cancelling it does nothing to others who wait: they hold the same one, so do not.
+        """The compiled constraint; the same future for equal specs, so do not cancel it.
+
+        It raises ConstraintError: malformed, unsupported, empty, too large, or not compiled within the time budget (then
+        `retryable`, and the next call tries again).
         """
         with self._lock:
             future = self._futures.get(spec)
             if future is None:
-                future = self._threads.submit(self._compile, spec)
-                self._futures[spec] = future
+                future = self._futures[spec] = Future()
+                self._unanswered.add(future)
+                self._threads.submit(self._compile_in_time, spec, future).add_done_callback(
+                    partial(self._settle, future)
+                )
                 self._evict()
             self._futures.move_to_end(spec)
             return future
@@ -161,6 +171,45 @@ class GrammarPool:
     def close(self) -> None:
         """End the threads. A compilation that has begun is finished first; those that have not are cancelled."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _compile_in_time(self, spec: ConstraintSpec, future: Future[CompiledGrammar]) -> CompiledGrammar:
+        overdue = Timer(self._budget_s, self._give_up, (spec, future))
+        overdue.daemon = True
+        overdue.start()
+        try:
+            return self._compile(spec)
+        finally:
+            overdue.cancel()
+
+    def _give_up(self, spec: ConstraintSpec, future: Future[CompiledGrammar]) -> None:
+        """Answer those who wait. The compiler cannot be interrupted: its thread goes on, and its result is dropped."""
+        if self._claims(future):
+            with self._lock:
+                self._futures.pop(spec, None)
+            future.set_exception(
+                ConstraintError(
+                    f"the constraint is not compiled after {self._budget_s:g} s",
+                    hint="simplify it; smaller bounds help most",
+                    retryable=True,
+                )
+            )
+
+    def _settle(self, future: Future[CompiledGrammar], work: Future[CompiledGrammar]) -> None:
+        if not self._claims(future):
+            return
+        if work.cancelled():
+            future.cancel()
+        elif (error := work.exception()) is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(work.result())
+
+    def _claims(self, future: Future[CompiledGrammar]) -> bool:
+        """Whether the caller is the first who may answer. The answer itself is given without the lock: it runs callbacks."""
+        with self._lock:
+            first = future in self._unanswered
+            self._unanswered.discard(future)
+            return first
 
     def _compile(self, spec: ConstraintSpec) -> CompiledGrammar:
         grammar = parse_constraint(spec)
@@ -175,11 +224,16 @@ class GrammarPool:
         return CompiledGrammar(compiled, self._stop_ids, self._ends, bounds)
 
     def _evict(self) -> None:
-        """Forget the least recently used grammars that are done, down to the limit."""
-        for spec in [s for s, f in self._futures.items() if f.done()]:
-            if len(self._futures) <= MAX_GRAMMARS:
+        """Forget the least recently used grammars that are done, down to the limits."""
+        for spec, future in list(self._futures.items()):
+            if len(self._futures) <= MAX_GRAMMARS and self._held_bytes() <= MAX_GRAMMAR_BYTES:
                 return
-            del self._futures[spec]
+            if future.done():
+                del self._futures[spec]
+
+    def _held_bytes(self) -> int:
+        done = (f for f in self._futures.values() if f.done() and not f.cancelled() and f.exception() is None)
+        return sum(future.result().memory_bytes for future in done)
 
 
 def _token_bytes(tokenizer: Tokenizer, vocab_size: int) -> list[bytes]:
