@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -95,6 +94,8 @@ class _Pool:
             self._finish(index, session.execute())
 
     def _work_async(self) -> None:
+        import asyncio
+
         async def worker() -> None:
             while (taken := self._take()) is not None:
                 index, session = taken
@@ -132,6 +133,8 @@ class _Pool:
 
 async def arun_all(calls: Sequence[Callable[[], Awaitable[Result[R]]]], concurrency: int) -> list[Result[R]]:
     """Await all, at most `concurrency` at a time, in order."""
+    import asyncio
+
     gate = asyncio.Semaphore(concurrency)
 
     async def one(call: Callable[[], Awaitable[Result[R]]]) -> Result[R]:

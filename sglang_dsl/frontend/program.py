@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import inspect
 import threading
@@ -259,6 +258,8 @@ class Program(Generic[P, R]):
         session = self._open(args, kwargs, options)
         if self.asynchronous:
             return await session.aexecute()
+        import asyncio
+
         try:
             return await asyncio.to_thread(session.execute)
         except asyncio.CancelledError:
@@ -271,6 +272,8 @@ class Program(Generic[P, R]):
 
 def run_async_session(session: Session[R]) -> Result[R]:
     """Run an `async def` body from a synchronous caller, also where this thread's event loop is running already."""
+    import asyncio
+
     try:
         asyncio.get_running_loop()
     except RuntimeError:

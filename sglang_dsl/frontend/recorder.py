@@ -15,8 +15,7 @@ A recorder owns the graph that grows. Everything that differs between running an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import DeadlineError, Origin, ProgramError, UnresolvedError
 from ..ir.execution import Outcome, Run
@@ -27,6 +26,9 @@ from .data import data_of_value
 from .regions import Body, run_loop, run_map, run_switch
 from .sites import Site, Sites, caller_origin
 from .waiting import wait
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 class Recorder(Protocol):
@@ -190,6 +192,8 @@ def _label(node_id: str, bound: Bound | None) -> str:
 
 def _shielded(future: Future[Outcome]) -> Future[Outcome]:
     """A copy of the future: a cancelled task would otherwise cancel the node's own future for every other reader."""
+    from concurrent.futures import Future
+
     copy: Future[Outcome] = Future()
 
     def settle(done: Future[Outcome]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import threading
 from collections.abc import Callable
@@ -73,6 +72,8 @@ class Running(Generic[R]):
         self._end(self._session.execute())
 
     def _run_async(self) -> None:
+        import asyncio
+
         self._end(asyncio.run(self._session.aexecute()))
 
     def _end(self, result: Result[Any]) -> None:

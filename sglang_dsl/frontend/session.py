@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -52,6 +51,8 @@ class Session(Generic[R]):
 
     async def aexecute(self) -> Result[R]:
         """The same for an `async def` body, on this event loop. A cancelled task cancels the run."""
+        import asyncio
+
         try:
             value = await self._body(self.state)
             self._note_return(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from queue import SimpleQueue
@@ -84,6 +83,8 @@ class Stream(Generic[R]):
             self._leave(running)
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
+        import asyncio
+
         running, follower = self._follow()
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from ..errors import BackendNotFoundError
@@ -23,6 +21,8 @@ from .nodes import Node
 from .specs import ConstraintSpec, RunOptions
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from .record import RunRecord
 
 ENTRY_POINT_GROUP = "sglang_dsl.backends"
@@ -270,6 +270,8 @@ def resolve(backend: str | Executor | None) -> Executor:
     if name in _opened:
         return _opened[name]
     kind, _, argument = name.partition(":")
+    from importlib.metadata import entry_points  # costs more to load than all of this package
+
     found = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
     if kind not in found:
         raise BackendNotFoundError(

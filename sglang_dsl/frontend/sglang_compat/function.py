@@ -16,7 +16,6 @@ from ..result import Result
 from ..settings import settled, use
 from ..sites import Sites, caller_origin
 from ..state import State
-from ..tracer import trace
 from .backends import default_backend
 from .calls import SGLANG_DEFAULTS, Sampling, run_sampling
 from .states import ProgramState
@@ -86,6 +85,8 @@ class SglFunction:
 
     def trace(self, *, backend: Backend = None, **kwargs: Any) -> Graph:
         """The graph, without a model; arguments that are not given stay unknown."""
+        from ..tracer import trace
+
         given = {**self.bind_arguments, **kwargs}
         unknown = tuple(name for name in self.arg_names if name not in given)
         with self._surroundings(Sampling(), backend):
