@@ -19,7 +19,7 @@ from sglang_dsl.errors import (
     TruncatedError,
 )
 from sglang_dsl.ir.execution import RunSpec, resolve
-from sglang_dsl.ir.nodes import Fork, Gen, Join, Node, Plain, Reference, Select, Text
+from sglang_dsl.ir.nodes import Fork, Gen, Join, Node, Plain, Reasoning, Reference, Select, Text
 from sglang_dsl.ir.specs import ConstraintSpec, RunOptions, SamplingSpec
 from sglang_dsl.runtime.backends.mock import (
     MockExecutor,
@@ -469,3 +469,37 @@ def test_mock_losers_compute_no_token_after_the_deciding_step() -> None:
         run.value("j").result(TIMEOUT_S)
         run.seal().result(TIMEOUT_S)
         assert backend.engine.snapshot().generated_tokens <= 2 * 2
+
+
+def test_mock_branches_of_several_calls_that_end_in_one_step_are_ordered_by_index() -> None:
+    """Branch 1 submits its last call before branch 0 does, and both end in the same step."""
+    replies = {"a0": "x y z", "b0": "x", "a1": "x", "b1": "x y z"}
+    nodes: list[Node] = [text("t", "go "), Fork(id="f", size=2, context="t")]
+    for i in range(2):
+        nodes += [gen(f"a{i}", "f", branch=i), gen(f"b{i}", f"a{i}")]
+    join = Join(
+        id="j", context="f", fork="f", mode="first", k=1, tips=("b0", "b1"), values=(Reference("b0"), Reference("b1"))
+    )
+    with mock(lambda call: replies[call.name]) as backend:
+        run = execute(backend, [*nodes, join])
+        assert run.value("j").result(TIMEOUT_S).winners == (0,)
+        ends = {call.name: call.result.finished_s for call in backend.calls() if call.error is None}
+        assert run.record().outcomes["b0"].meta.finished_s > 0
+        assert set(ends) >= {"a0", "a1", "b0"}
+
+
+def test_mock_equal_calls_are_one_where_asked_for() -> None:
+    nodes = [text("t", "x"), Fork(id="f", size=3, context="t")]
+    nodes += [Gen(id=f"g{i}", name="g", context="f", branch=i, sampling=GREEDY) for i in range(3)]
+    with mock(["once"], share_equal=True) as backend:
+        run = execute(backend, nodes)
+        assert [run.value(f"g{i}").result(TIMEOUT_S).value for i in range(3)] == ["once"] * 3
+        assert backend.calls().count == 1
+
+
+def test_mock_tool_calls_and_reasoning_are_replies_like_any_other() -> None:
+    thinking = Gen(id="a", name="a", context="t", sampling=GREEDY, reasoning=Reasoning(budget_tokens=8))
+    with mock(["let me see</think>", "42"]) as backend:
+        outcome = execute(backend, [text("t", "x "), thinking]).value("a").result(TIMEOUT_S)
+        assert (outcome.value, outcome.meta.reasoning) == ("42", "let me see")
+        assert backend.calls().prompts[1] == "x <think>let me see</think>"
