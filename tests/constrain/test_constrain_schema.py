@@ -1,5 +1,6 @@
 import json
 import re
+from itertools import product
 
 import pytest
 
@@ -142,6 +143,13 @@ STRINGS = [
     ({"pattern": r"^\W$"}, '"é"', False),
     ({"pattern": "^[a-z]+$", "minLength": 3}, '"ab"', False),
     ({"pattern": "^[a-z]+$", "maxLength": 2}, '"ab"', True),
+    ({"pattern": "^[a-z]+(-[a-z]+)*$", "maxLength": 6}, '"ab-cd"', True),
+    ({"pattern": "^[a-z]+(-[a-z]+)*$", "maxLength": 6}, '"ab-cde-f"', False),
+    ({"pattern": "^[a-z]+(-[a-z]+)*$", "maxLength": 6}, '"ab-"', False),
+    ({"pattern": "b", "minLength": 3}, '"ab"', False),
+    ({"pattern": "b", "minLength": 3}, '"abc"', True),
+    ({"pattern": "b", "maxLength": 2}, r'"\nb"', True),
+    ({"pattern": "b", "maxLength": 2}, r'"\n\nb"', False),
     ({"pattern": "^[0-9]{4}$", "maxLength": 10}, '"1234"', True),
     ({"format": "date"}, '"2024-02-29"', True),
     ({"format": "date"}, '"2023-02-29"', False),
@@ -158,6 +166,20 @@ STRINGS = [
 @pytest.mark.parametrize(("keywords", "text", "allowed"), STRINGS)
 def test_string_text_is_allowed_as_its_value_is(keywords, text, allowed):
     assert matcher({"type": "string", **keywords}).matches(text) == allowed
+
+
+@pytest.mark.parametrize("pattern", ["^a*b*$", "a(b|a)", "^(ab)+$", "b$", "^a|b$", "^(a|ab)(b|bb)*$", "^[^a]+"])
+@pytest.mark.parametrize(("low", "high"), [(0, 3), (2, None), (1, 4), (3, 3), (0, 0)])
+def test_pattern_with_length_bounds_holds_exactly_what_both_allow(pattern, low, high):
+    schema = {"type": "string", "pattern": pattern, "minLength": low} | ({} if high is None else {"maxLength": high})
+    values = ["".join(letters) for n in range(6) for letters in product("ab", repeat=n)]
+    expected = {v for v in values if re.search(pattern, v) and low <= len(v) <= (99 if high is None else high)}
+    if not expected:
+        with pytest.raises(ConstraintError, match="no value"):
+            matcher(schema)
+        return
+    compiled = matcher(schema)
+    assert {v for v in values if compiled.matches(f'"{v}"')} == expected
 
 
 @pytest.mark.parametrize("low", [None, -1234, -10, -1, 0, 1, 9, 99, 100, 1001])

@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import ConstraintError
 from .alternatives import disjoint, filtered
-from .charset import WHITESPACE
+from .charset import WHITESPACE, CharSet
 from .findings import Finding
 from .formats import ANNOTATIONS as SHOWN_FORMATS
 from .formats import format_expr, known_formats
@@ -33,7 +33,7 @@ from .lengths import checked
 from .limits import LIMITS, load_json
 from .normalise import Refs, Schema, merge, refused
 from .regex import ECMA_AND_PYTHON, search_expr
-from .string_bounds import bounded
+from .string_bounds import bounded, counted, repeats_one_character, spans_within
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _UNENFORCED = frozenset(
@@ -213,16 +213,22 @@ class _Compiler:
         if "pattern" in schema:
             if content is not None:
                 raise refused(path, "pattern", "cannot be combined with format")
-            content = self._pattern(schema["pattern"], path)
+            return quoted(self._bounded_pattern(schema["pattern"], low, high, path))
         if content is None:
             return string_expr(low, high) if high is None or low <= high else NOTHING
         return quoted(bounded(content, low, high, path))
 
-    def _pattern(self, pattern: object, path: str) -> Expr:
+    def _bounded_pattern(self, pattern: object, low: int, high: int | None, path: str) -> Expr:
+        content = self._pattern(pattern, path)
+        if repeats_one_character(content) or spans_within(content, low, high):
+            return bounded(content, low, high, path)
+        return counted(self._pattern(pattern, path, Chars), low, high, path, self._rules, self._fresh(path))
+
+    def _pattern(self, pattern: object, path: str, character: Callable[[CharSet], Expr] = written) -> Expr:
         if not isinstance(pattern, str):
             raise refused(path, "pattern", "is not a string")
         try:
-            return search_expr(pattern, ECMA_AND_PYTHON, written)
+            return search_expr(pattern, ECMA_AND_PYTHON, character)
         except ConstraintError as error:
             raise ConstraintError(f"schema keyword 'pattern' at {path}: {error.what}", hint=error.hint) from error
 

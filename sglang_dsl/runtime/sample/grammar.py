@@ -169,8 +169,8 @@ class GrammarPool:
             return future
 
     def close(self) -> None:
-        """End the threads. A compilation that has begun is finished first; those that have not are cancelled."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        """End the threads. A compilation that has begun runs to its end in the background; those that have not are cancelled."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _compile_in_time(self, spec: ConstraintSpec, future: Future[CompiledGrammar]) -> CompiledGrammar:
         overdue = Timer(self._budget_s, self._give_up, (spec, future))
