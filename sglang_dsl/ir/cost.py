@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from .analysis import calls_of, critical_path, waves
 from .execution import Meter, Segment
-from .graph import Graph
-from .nodes import Constant, Gen, ListOf, Loop, Map, ModelCall, Node, Select, Switch, subgraphs
+from .graph import Graph, main_line
+from .nodes import Constant, Gen, ListOf, Loop, Map, ModelCall, Node, Select, subgraphs
+from .rendering import rendered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,8 @@ class GraphCost:
 
 def cost(graph: Graph, meter: Meter) -> GraphCost:
     """Count a graph. Raises what the meter raises (a role the template refuses, a constraint it cannot use)."""
-    counted = _Count(meter)
+    added = {node_id: sum(map(_size, segments)) for node_id, segments in rendered(graph, meter, {}).items()}
+    counted = _Count(meter, added)
     counted.add(graph, before=[], before_tokens=0, times=1)
     peak = _peak_tokens(graph, counted.tokens)
     path = critical_path(graph)
@@ -73,12 +75,13 @@ def cost(graph: Graph, meter: Meter) -> GraphCost:
 class _Count:
     """Tokens by node and costs by call. Owner: one `cost`.
 
-    tokens: what each node adds to its context. times: how often at most. ready: nodes whose tokens some call's prompt
+    added: what the rendered text of each node adds to its context; tokens: the same, with what its sub-graphs add. times: how often at most. ready: nodes whose tokens some call's prompt
     has already paid for, or a call has generated.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, added: Mapping[str, int]) -> None:
         self.meter = meter
+        self.added = added
         self.tokens: dict[str, int] = {}
         self.times: dict[str, int] = {}
         self.calls: list[CallCost] = []
@@ -87,7 +90,6 @@ class _Count:
 
     def add(self, graph: Graph, before: list[Node], before_tokens: int, times: int) -> None:
         """Count a graph that continues the path `before`, which has `before_tokens`."""
-        own = _rendered_tokens(graph, before, self.meter)
         above: dict[str, int] = {}
         for node in graph:
             self.times[node.id] = times
@@ -95,7 +97,7 @@ class _Count:
             if inner := subgraphs(node):
                 self._add_inner(node, inner, [*before, *graph.path(node.id)[:-1]], prompt, times)
             else:
-                self.tokens[node.id] = own.get(node.id, 0)
+                self.tokens[node.id] = self.added.get(node.id, 0)
             if isinstance(node, ModelCall):
                 self._add_call(node, _upwards(graph, node, before), prompt)
             above[node.id] = prompt + self.tokens[node.id]
@@ -104,7 +106,7 @@ class _Count:
         repeats = _repeats(node)
         for graph in inner:
             self.add(graph, before, prompt, times * repeats)
-        added = max((sum(self.tokens[n.id] for n in _main_line(g)) for g in inner), default=0)
+        added = max((sum(self.tokens[n.id] for n in main_line(g)) for g in inner), default=0)
         self.tokens[node.id] = 0 if isinstance(node, Map) else added * repeats
         self.ready.add(node.id)  # its own calls pay for what is inside
 
@@ -135,20 +137,6 @@ class _Count:
         )
 
 
-def _rendered_tokens(graph: Graph, before: list[Node], meter: Meter) -> dict[str, int]:
-    """Tokens by node, from the rendered path of every leaf. A stretch counts at its last node, where its seam is."""
-    parents = {node.context for node in graph}
-    known = {node.id for node in before}
-    found: dict[str, int] = {}
-    for leaf in (node for node in graph if node.id not in parents):
-        fresh: dict[str, int] = {}
-        for segment in meter.render([*before, *_flat_path(graph, leaf.id)], {}):
-            if segment.node_id not in found and segment.node_id not in known:
-                fresh[segment.node_id] = fresh.get(segment.node_id, 0) + _size(segment)
-        found.update(fresh)
-    return found
-
-
 def _upwards(graph: Graph, node: Node, before: list[Node]) -> Iterator[Node]:
     """The nodes before a node, nearest first; after the graph's own root those it continues."""
     current = node.context
@@ -160,24 +148,6 @@ def _upwards(graph: Graph, node: Node, before: list[Node]) -> Iterator[Node]:
 
 def _size(segment: Segment) -> int:
     return len(segment.token_ids) or segment.max_tokens
-
-
-def _flat_path(graph: Graph, node_id: str) -> Iterator[Node]:
-    """The context path of a node; a node with sub-graphs stands for the way through it with the most nodes."""
-    for node in graph.path(node_id):
-        yield node
-        if node.id != node_id and isinstance(node, Switch | Loop):
-            yield from max((list(_main_line(inner)) for inner in subgraphs(node)), key=len, default=[])
-
-
-def _main_line(graph: Graph) -> Iterator[Node]:
-    """The nodes of a graph's own text, without its branches."""
-    branched: set[str] = set()
-    for node in graph:
-        if node.branch is not None or node.context in branched:
-            branched.add(node.id)
-        else:
-            yield node
 
 
 def _repeats(node: Node) -> int:

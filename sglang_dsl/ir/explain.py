@@ -182,7 +182,10 @@ def _then(first: int, further: Sequence[int]) -> str:
 
 
 def _error(estimate: int, actual: int) -> str:
-    return f"estimate {(estimate - actual) / actual:+.1%}" if actual else "no estimate"
+    """How far off an estimate was; the number itself where it was not even near (a warm cache, an early stop)."""
+    if actual and abs(estimate - actual) <= actual:
+        return f"estimate {(estimate - actual) / actual:+.1%}"
+    return f"estimate {estimate:,}"
 
 
 def _count(number: int, noun: str) -> str:

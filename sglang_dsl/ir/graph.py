@@ -106,6 +106,16 @@ class Graph:
         return path[::-1]
 
 
+def main_line(graph: Graph) -> Iterator[Node]:
+    """The nodes on a graph's own way from beginning to end, without those on the branches of its forks."""
+    branched: set[str] = set()
+    for node in graph:
+        if node.branch is not None or node.context in branched:
+            branched.add(node.id)
+        else:
+            yield node
+
+
 def edges_into(node: Node) -> Iterator[tuple[str, EdgeKind]]:
     """(source id, kind) of every edge that ends at `node`."""
     if node.context is not None:

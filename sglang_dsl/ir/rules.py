@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from .graph import Graph
+from .graph import Graph, main_line
 from .nodes import (
     Arm,
     Break,
@@ -82,16 +82,14 @@ def role_after(site: Site, node: Node) -> str | None:
 
 def _role_at_end(graph: Graph, role: str | None) -> str | None:
     """The role open at the end of a graph's main line (its branches have roles of their own)."""
-    branched: set[str] = set()
-    for node in graph:
-        if node.branch is not None or node.context in branched:
-            branched.add(node.id)
-        elif isinstance(node, RoleBegin):
-            role = node.role
-        elif isinstance(node, RoleEnd):
-            role = None
-        elif isinstance(node, Switch) and node.arms:
-            role = _role_at_end(node.arms[0].graph, role)
+    for node in main_line(graph):
+        match node:
+            case RoleBegin():
+                role = node.role
+            case RoleEnd():
+                role = None
+            case Switch(arms=arms) if arms:
+                role = _role_at_end(arms[0].graph, role)
     return role
 
 

@@ -128,8 +128,9 @@ class FakeMeter:
             if isinstance(node, RoleBegin):
                 yield Segment(node_id=node.id, text=f"<|{node.role}|>", token_ids=(1,), control=True)
             elif isinstance(node, Text):
-                words = "".join(getattr(p, "text", "?") for p in node.pieces)
-                yield Segment(node_id=node.id, text=words, token_ids=tuple(range(len(words))))
+                for piece in node.pieces:
+                    words = getattr(piece, "text", "?")
+                    yield Segment(node_id=node.id, text=words, token_ids=tuple(range(len(words))))
 
 
 def test_draw_html_with_a_meter_shows_the_models_own_text_and_tokens():
@@ -137,6 +138,12 @@ def test_draw_html_with_a_meter_shows_the_models_own_text_and_tokens():
     assert data["model"] == "tiny"
     assert data["nodes"][0]["segments"] == [["control", "<|system|>", "0", 1]]
     assert data["nodes"][1]["segments"][0][3] == len(data["nodes"][1]["segments"][0][1])
+
+
+def test_draw_html_with_a_meter_keeps_where_each_piece_comes_from_in_sub_graphs_too():
+    by_id = {n["id"]: n for n in data_of_page(draw(router(), "html", meter=FakeMeter()))["nodes"]}
+    assert by_id["5"]["segments"] == [["value", "?", "question", 1]]
+    assert by_id["x.0"]["segments"] == [["plain", "\nA good proof is: ", "x.0", 18]]
 
 
 @pytest.mark.parametrize("graph", [wide(), long()], ids=lambda g: g.name)

@@ -177,3 +177,10 @@ def test_explain_notes_weak_constraints_and_prompts_that_cannot_fit():
     graph = Graph([words("a", 995), gen("g", "a", 10, constraint=ConstraintSpec(kind="regex", text="unbounded"))])
     notes = explain(graph, WordMeter()).notes
     assert notes == ("g: an unbounded string", "g may reach 1,005 tokens; the context has 1,000")
+
+
+def test_explain_estimate_that_is_far_off_is_shown_as_a_number():
+    outcomes = {
+        "g0": Outcome(text="x", meta=Meta(prompt_tokens=103, cached_tokens=102, computed_tokens=1, generated_tokens=4))
+    }
+    assert "1 computed (estimate 112)" in str(explain(fan(), WordMeter(), outcomes=outcomes))

@@ -15,9 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
-from ..execution import Meter, Outcome
+from ..execution import Meter, Outcome, Segment
 from ..graph import Graph
 from ..nodes import Gen, Join, ModelCall, Node, Plain, Raw, Reference, Select, Text, data_of
+from ..rendering import rendered
 from .labels import Names, names_of, notes, show, show_reference, title
 from .ways import ways, ways_taken
 
@@ -64,7 +65,8 @@ def _policy(style: str, script: str) -> str:
 
 
 def _page_data(graph: Graph, outcomes: Mapping[str, Outcome], meter: Meter | None) -> dict[str, Any]:
-    page = _PageData(outcomes, names_of(graph), _segments(graph, outcomes, meter))
+    known = {node_id: outcome.text for node_id, outcome in outcomes.items()}
+    page = _PageData(outcomes, names_of(graph), {} if meter is None else rendered(graph, meter, known))
     page.add(graph, sub=-1)
     page.count_users()
     return {
@@ -79,7 +81,9 @@ def _page_data(graph: Graph, outcomes: Mapping[str, Outcome], meter: Meter | Non
 class _PageData:
     """Nodes and sub-graphs by index. Owner: one `_page_data`."""
 
-    def __init__(self, outcomes: Mapping[str, Outcome], names: Names, segments: Mapping[str, list[list[Any]]]) -> None:
+    def __init__(
+        self, outcomes: Mapping[str, Outcome], names: Names, segments: Mapping[str, Sequence[Segment]]
+    ) -> None:
         self.names = names
         self.outcomes = outcomes
         self.segments = segments
@@ -105,7 +109,7 @@ class _PageData:
             "title": title(node, self.names),
             "context": self.index.get(node.context or "", -1),
             "sub": sub,
-            "segments": self.segments.get(node.id) or list(_own_segments(node, self.names)),
+            "segments": list(self._segments_of(node)),
             "refs": self._indices(data_of(node)),
             **_facts(node, self.names),
         }
@@ -119,6 +123,11 @@ class _PageData:
         if (outcome := self.outcomes.get(node.id)) is not None:
             entry["outcome"] = _outcome_entry(outcome)
         return entry
+
+    def _segments_of(self, node: Node) -> Iterator[list[Any]]:
+        if node.id in self.segments:
+            return _rendered_segments(node, self.segments[node.id])
+        return _own_segments(node, self.names)
 
     def _indices(self, node_ids: Sequence[str]) -> list[int]:
         return [self.index[i] for i in dict.fromkeys(node_ids) if i in self.index]
@@ -187,26 +196,18 @@ def _own_segments(node: Node, names: Names) -> Iterator[list[Any]]:
             yield ["generated", f"⟨{name or node.kind}⟩", node.id]
 
 
-def _segments(graph: Graph, outcomes: Mapping[str, Outcome], meter: Meter | None) -> dict[str, list[list[Any]]]:
-    """Rendered segments by node, from the context path of every leaf; each node is rendered once per path it ends."""
-    if meter is None:
-        return {}
-    known = {node_id: o.text for node_id, o in outcomes.items()}
-    parents = {node.context for node in graph}
-    found: dict[str, list[list[Any]]] = {}
-    for leaf in (node for node in graph if node.id not in parents):
-        fresh: dict[str, list[list[Any]]] = {}
-        for segment in meter.render(graph.path(leaf.id), known):
-            if segment.node_id not in found:
-                kind = "control" if segment.control else _segment_kind(graph, segment.node_id)
-                tokens = len(segment.token_ids) or segment.max_tokens
-                fresh.setdefault(segment.node_id, []).append([kind, segment.text, segment.node_id, tokens])
-        found.update(fresh)
-    return found
-
-
-def _segment_kind(graph: Graph, node_id: str) -> str:
-    return "generated" if node_id in graph and isinstance(graph[node_id], ModelCall) else "plain"
+def _rendered_segments(node: Node, segments: Sequence[Segment]) -> Iterator[list[Any]]:
+    """[kind, text, node id, tokens] of what a node adds to the prompt, as the model renders it."""
+    pieces = [p for p in node.pieces if isinstance(p, Reference) or p.text] if isinstance(node, Text) else []
+    sources = pieces if len(pieces) == len(segments) else [None] * len(segments)
+    for segment, source in zip(segments, sources, strict=True):
+        kind = "control" if segment.control else "generated" if isinstance(node, ModelCall) else "plain"
+        from_id = segment.node_id
+        if isinstance(source, Reference):
+            kind, from_id = "value", source.node_id
+        elif isinstance(source, Raw):
+            kind = "raw"
+        yield [kind, segment.text, from_id, len(segment.token_ids) or segment.max_tokens]
 
 
 def _outcome_entry(outcome: Outcome) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..execution import Outcome
-from ..graph import Graph
+from ..graph import Graph, main_line
 from ..nodes import Break, Fork, Gen, Join, Map, Node, RoleBegin, RoleEnd, Select, Text, Tool, data_of
 from .labels import Names, counts, names_of, notes, title
 from .ways import ways, ways_taken
@@ -104,7 +104,7 @@ class _Painter:
             inside = bool(taken and came_by[number]) if taken is not None else None
             first = f"n{len(self.picture.boxes)}"
             self.paint(inner, key, inside)
-            tip = main_tip(inner)
+            tip = next((n.id for n in reversed(list(main_line(inner)))), None)
             if tip is None:
                 tip = f"{node.id}\0nothing {number}"
                 self.keys[tip] = self._new_box("empty", "nothing", key, inside)
@@ -184,18 +184,6 @@ def _merged_openings(graph: Graph) -> dict[str, str]:
         and len(after := followers.get(node.id, [])) == 1
         and isinstance(after[0], Text | Gen | Select)
     }
-
-
-def main_tip(graph: Graph) -> str | None:
-    """The last node of a graph's main line (branches are not on it); None for an empty graph."""
-    tip = None
-    branched: set[str] = set()
-    for node in graph:
-        if node.branch is not None or node.context in branched:
-            branched.add(node.id)
-        else:
-            tip = node.id
-    return tip
 
 
 def summary_of(fork: Fork) -> str:
