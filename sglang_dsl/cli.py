@@ -14,6 +14,7 @@ import runpy
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from .errors import DslError, ProgramError, SpecError
 if TYPE_CHECKING:
     from .frontend.program import Program
     from .frontend.result import Result
+    from .ir.graph import Graph
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -55,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("target", metavar="FILE[:PROGRAM]")
     _add_program_options(run)
     run.add_argument("--stream", action="store_true", help="print the text while it is written")
+    run.add_argument("--top", action="store_true", help="show a live table of the engine while it runs")
+    run.add_argument("--save", type=Path, metavar="FILE.jsonl", help="store the run's record")
+    run.add_argument("--picture", type=Path, metavar="FILE.html", help="draw what happened")
     run.set_defaults(command=_run, takes_rest=True)
 
     trace = commands.add_parser("trace", help="print or draw a program's graph; no model is run")
@@ -66,6 +71,32 @@ def _parser() -> argparse.ArgumentParser:
     )
     trace.add_argument("--out", type=Path, help="write here instead of printing")
     trace.set_defaults(command=_trace)
+
+    explain = commands.add_parser("explain", help="what a run would compute, share and hold, before it runs")
+    explain.add_argument("target", metavar="FILE:PROGRAM")
+    _add_program_options(explain)
+    explain.add_argument("--symbolic", action="append", default=[], metavar="NAME", help="leave this argument unknown")
+    explain.set_defaults(command=_explain)
+
+    diff = commands.add_parser("diff", help="two recorded runs: where they part, and what it cost")
+    diff.add_argument("a", type=Path)
+    diff.add_argument("b", type=Path)
+    diff.set_defaults(command=_diff)
+
+    replay = commands.add_parser("replay", help="run a program again from its record: no model, the same values")
+    replay.add_argument("record", type=Path)
+    replay.add_argument("target", metavar="FILE:PROGRAM")
+    replay.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument; JSON or text")
+    replay.set_defaults(command=_replay)
+
+    trace2test = commands.add_parser("trace2test", help="turn a recorded node into a pytest")
+    trace2test.add_argument("record", type=Path)
+    trace2test.add_argument("node", help="its id, or its name")
+    trace2test.add_argument("target", metavar="FILE:PROGRAM")
+    trace2test.add_argument(
+        "--arg", action="append", default=[], metavar="NAME=VALUE", help="an argument; JSON or text"
+    )
+    trace2test.set_defaults(command=_trace2test)
 
     models = commands.add_parser("models", help="list or fetch models")
     of_models = models.add_subparsers(required=True, metavar="ACTION")
@@ -118,7 +149,7 @@ def _run(chosen: argparse.Namespace) -> int:
                 sys.stdout.flush()
             sys.stdout.write("\n")
             return 0
-        return _run_program(program, arguments)
+        return _run_program(program, arguments, chosen)
 
 
 def _run_script(file: Path, chosen: argparse.Namespace) -> int:
@@ -134,11 +165,12 @@ def _run_script(file: Path, chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _run_program(program: Program[..., Any], arguments: dict[str, Any]) -> int:
+def _run_program(program: Program[..., Any], arguments: dict[str, Any], chosen: argparse.Namespace) -> int:
     from .frontend.result import Interrupted
 
     try:
-        result = program.run(**arguments)
+        with _top() if chosen.top else nullcontext():
+            result = program.run(**arguments)
     except Interrupted as stop:
         _print_finished(stop.results[0])
         return 130
@@ -146,26 +178,101 @@ def _run_program(program: Program[..., Any], arguments: dict[str, Any]) -> int:
     if result.value is not None:
         print(f"\n=> {_shown(result.value)}")
     _print_usage(result)
+    if chosen.save is not None:
+        _save_record(result, chosen.save)
+    if chosen.picture is not None:
+        _write(chosen.picture, result.draw("html"))
+    return 0
+
+
+def _top() -> AbstractContextManager[None]:
+    """The live table of the engine that runs will use."""
+    from .frontend.settings import settled
+    from .ir.execution import resolve
+    from .runtime.backends.interpreted import HasTarget
+    from .runtime.engine.top import Watched, live
+
+    executor = resolve(settled(None).backend)
+    engine = getattr(executor, "engine", None) or (executor.target if isinstance(executor, HasTarget) else None)
+    if not isinstance(engine, Watched):
+        raise SpecError(f"backend {executor.name!r} has no engine to watch", hint="--top works with local and mock")
+    return live(engine)
+
+
+def _save_record(result: Result[Any], path: Path) -> None:
+    from .ir.record import save_record
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_record(result.record, path)
+    print(path)
+
+
+def _explain(chosen: argparse.Namespace) -> int:
+    from .frontend.settings import settled
+    from .ir.execution import resolve
+    from .ir.explain import explain
+
+    program = _program(chosen.target)
+    _prepare_process()
+    graph = program.trace(symbolic=chosen.symbolic, **_arguments(program, chosen.arg, given_elsewhere=chosen.symbolic))
+    with _options(chosen):
+        print(explain(graph, resolve(settled(None).backend).meter()))
+    return 0
+
+
+def _diff(chosen: argparse.Namespace) -> int:
+    """Like `diff`: 0 if the runs are the same, 1 if they differ."""
+    from .ir.difference import difference
+    from .ir.record import load_record
+
+    found = difference(load_record(chosen.a), load_record(chosen.b))
+    print(found)
+    return 1 if found else 0
+
+
+def _replay(chosen: argparse.Namespace) -> int:
+    from .frontend.settings import use
+    from .ir.record import load_record
+    from .runtime.backends.replay.recorded import RecordedExecutor
+
+    program = _program(chosen.target)
+    with use(backend=RecordedExecutor(load_record(chosen.record))):
+        result = program.run(**_arguments(program, chosen.arg))
+    print(result.text)
+    if result.value is not None:
+        print(f"\n=> {_shown(result.value)}")
+    return 0
+
+
+def _trace2test(chosen: argparse.Namespace) -> int:
+    from .ir.record import load_record
+    from .testing.from_record import test_source
+
+    program = _program(chosen.target)
+    file, _ = _split_target(chosen.target)
+    arguments = _arguments(program, chosen.arg)
+    print(test_source(load_record(chosen.record), chosen.node, file=file, program=program.name, arguments=arguments))
     return 0
 
 
 def _trace(chosen: argparse.Namespace) -> int:
-    file, name = _split_target(chosen.target)
-    if name is None:
-        raise SpecError("trace needs a program", hint=f"sglang-dsl trace {file}:PROGRAM")
-    program = _load_program(file, name)
+    program = _program(chosen.target)
     graph = program.trace(symbolic=chosen.symbolic, **_arguments(program, chosen.arg, given_elsewhere=chosen.symbolic))
     text = _written(graph, chosen.format)
     if chosen.out is None:
         print(text)
     else:
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(text, encoding="utf-8")
-        print(chosen.out)
+        _write(chosen.out, text)
     return 0
 
 
-def _written(graph: Any, format_: str) -> str:
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    print(path)
+
+
+def _written(graph: Graph, format_: Any) -> str:
     from .ir.draw import draw
     from .ir.json_format import dumps
     from .ir.text_format import print_graph
@@ -207,13 +314,10 @@ def _doctor(chosen: argparse.Namespace) -> int:
 
 
 def _bench(chosen: argparse.Namespace) -> int:
-    file, name = _split_target(chosen.target)
-    if name is None:
-        raise SpecError("bench needs a program", hint=f"sglang-dsl bench {file}:PROGRAM")
     if chosen.repeat < 1:
         raise SpecError(f"--repeat {chosen.repeat} is below 1")
+    program = _program(chosen.target)
     _prepare_process()
-    program = _load_program(file, name)
     arguments = _arguments(program, chosen.arg)
     print(f"{'run':>4}{'calls':>7}{'asked':>10}{'computed':>10}{'generated':>11}{'wall s':>9}{'tok/s':>8}")
     with _options(chosen):
@@ -245,6 +349,13 @@ def _split_target(target: str) -> tuple[Path, str | None]:
     if not file.is_file():
         raise SpecError(f"there is no file {str(file)!r}", hint="give a Python file, optionally followed by :program")
     return file, name or None
+
+
+def _program(target: str) -> Program[..., Any]:
+    file, name = _split_target(target)
+    if name is None:
+        raise SpecError(f"{target!r} names no program", hint=f"{file}:PROGRAM")
+    return _load_program(file, name)
 
 
 def _load_program(file: Path, name: str) -> Program[..., Any]:

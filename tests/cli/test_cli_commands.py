@@ -188,3 +188,80 @@ def test_interrupt_prints_what_had_finished(file: Path) -> None:
     assert "first = " in out
     assert "Traceback" not in err
     assert time.monotonic() - began < 5
+
+
+def test_explain_counts_what_is_shared_before_a_run(file: Path) -> None:
+    done = cli("explain", f"{file}:ask", "--arg", "topic=tents", "--arg", "times=3", "--backend", "mock")
+    assert done.returncode == 0, done.stderr
+    assert "prompt tokens" in done.stdout
+    assert "critical path" in done.stdout
+
+
+def recorded(file: Path, record: Path, topic: str = "tents") -> None:
+    done = cli(
+        "run", f"{file}:ask", "--arg", f"topic={topic}", "--backend", "mock", "--seed", "1", "--save", str(record)
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_replay_of_a_saved_run_gives_its_value_without_a_model(file: Path, tmp_path: Path) -> None:
+    record = tmp_path / "run.jsonl"
+    run = cli("run", f"{file}:ask", "--arg", "topic=tents", "--backend", "mock", "--seed", "1", "--save", str(record))
+    replay = cli("replay", str(record), f"{file}:ask", "--arg", "topic=tents")
+    assert replay.returncode == 0, replay.stderr
+    assert replay.stdout.strip() == run.stdout.replace(str(record), "").strip()
+
+
+def test_replay_of_another_prompt_says_where_it_differs(file: Path, tmp_path: Path) -> None:
+    recorded(file, tmp_path / "run.jsonl")
+    done = cli("replay", str(tmp_path / "run.jsonl"), f"{file}:ask", "--arg", "topic=tins")
+    assert done.returncode == 2
+    assert "tins" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_diff_of_two_runs_names_the_first_difference(file: Path, tmp_path: Path) -> None:
+    recorded(file, tmp_path / "a.jsonl")
+    recorded(file, tmp_path / "b.jsonl", topic="boats")
+    same = cli("diff", str(tmp_path / "a.jsonl"), str(tmp_path / "a.jsonl"))
+    other = cli("diff", str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"))
+    assert (same.returncode, other.returncode) == (0, 1)
+    assert "no node differs" in same.stdout
+    assert "first difference at" in other.stdout
+
+
+def test_trace2test_writes_a_test_that_passes(file: Path, tmp_path: Path) -> None:
+    recorded(file, tmp_path / "run.jsonl")
+    made = cli("trace2test", str(tmp_path / "run.jsonl"), "line", f"{file}:ask", "--arg", "topic=tents")
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "test_recorded.py").write_text(made.stdout, encoding="utf-8")
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_recorded.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout
+    assert "1 passed" in ran.stdout
+
+
+def test_trace2test_of_an_unknown_node_lists_those_there_are(file: Path, tmp_path: Path) -> None:
+    recorded(file, tmp_path / "run.jsonl")
+    done = cli("trace2test", str(tmp_path / "run.jsonl"), "lime", f"{file}:ask", "--arg", "topic=tents")
+    assert done.returncode == 2
+    assert "line" in done.stderr
+
+
+def test_run_with_top_shows_the_engine_and_still_prints_the_value(file: Path) -> None:
+    done = cli("run", f"{file}:ask", "--arg", "topic=tents", "--backend", "mock", "--top")
+    assert done.returncode == 0, done.stderr
+    assert "=>" in done.stdout
+
+
+def test_run_with_a_picture_draws_what_happened(file: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "deep" / "run.html"
+    done = cli("run", f"{file}:ask", "--arg", "topic=tents", "--backend", "mock", "--picture", str(picture))
+    assert done.returncode == 0, done.stderr
+    assert "tents" in picture.read_text(encoding="utf-8")

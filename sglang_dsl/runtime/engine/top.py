@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.live import Live
@@ -23,6 +23,7 @@ _LATENCIES: dict[HistogramName, str] = {
 _STEP_PARTS: dict[HistogramName, str] = {"schedule_s": "schedule", "worker_s": "model", "output_s": "output"}
 
 
+@runtime_checkable
 class Watched(Protocol):
     """What can be shown: an Engine."""
 
