@@ -68,8 +68,8 @@ def test_demoted_lease_frees_its_pages_for_others_but_they_go_last(bench):
     it.put(1, 2, 3)
     held = lease(it, 1, 2, 3)
     it.put(7, 8, 9)
-    assert it.cache.leases.demote()
-    assert not it.cache.leases.demote()
+    assert it.cache.leases.demote(1)
+    assert not it.cache.leases.demote(1)
     it.cache.pool.free(it.cache.tree.evict(3))
     assert it.cached(1, 2, 3) == 3
     assert it.cached(7, 8, 9) == 0

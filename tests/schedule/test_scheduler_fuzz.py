@@ -144,6 +144,28 @@ def test_scheduler_in_a_storm_keeps_outputs_and_pages(lab, page_size, seed):
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 130))
+def test_scheduler_of_any_shape_in_a_storm_keeps_outputs_and_pages(lab, seed):
+    rng = random.Random(seed)
+    page_size, running = rng.choice((1, 1, 2, 4, 8, 16)), rng.choice((1, 2, 4, 8, 12))
+    storm(
+        lab, seed, 150,
+        page_size=page_size,
+        num_pages=max(rng.choice((130, 160, 200, 300, 500)) // page_size, 12),
+        max_running=running,
+        max_batch_tokens=max(running + page_size - 1, rng.choice((16, 24, 40, 64, 200))),
+        prefill_chunk_tokens=rng.choice((None, 16, 33)),
+        cascade_min_tokens=rng.choice((1, 8, 32)),
+        retract_every_steps=rng.choice((None, None, 3, 5, 9)),
+        policy=rng.choice(("fcfs", "longest_prefix", "depth_first", "priority")),
+        eviction=rng.choice(("lru", "lfu", "slru", "fifo", "priority")),
+        prefix_cache=rng.random() < 0.9,
+        aging_s=rng.choice((0.05, 10.0)),
+        bos=rng.choice((None, 7)),
+    )  # fmt: skip
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["fcfs", "longest_prefix", "depth_first", "priority"])
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 def test_scheduler_in_a_long_storm_keeps_outputs_and_pages(lab, policy, page_size):

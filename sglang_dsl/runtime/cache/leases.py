@@ -80,13 +80,16 @@ class LeaseTable:
                 self._tree.move(receipt, match.node)
                 self._cover(lease, match.node, above)
 
-    def demote(self) -> bool:
-        """Turn the lease that locks most into a hint. False if no lease locks anything."""
+    def demote(self, pages: int) -> bool:
+        """Turn leases into hints, those that lock most first, until `pages` more can be evicted. False if none locks any."""
         locking = [lease for lease in self._leases.values() if lease.receipt is not None and lease.covered]
-        if not locking:
-            return False
-        self._demote(max(locking, key=lambda lease: (lease.covered, lease.lease_id)))
-        return True
+        locking.sort(key=lambda lease: (-lease.covered, lease.lease_id))
+        enough = self._tree.evictable_pages + pages
+        for lease in locking:
+            if self._tree.evictable_pages >= enough:
+                break
+            self._demote(lease)
+        return bool(locking)
 
     def receipts(self) -> list[Receipt]:
         """Living receipts, for the integrity check."""

@@ -70,7 +70,7 @@ class Planner:
 
     def _make_room(self, pages: int) -> None:
         """Decode rows lack memory: leases first, then the sequence that loses least."""
-        if self._cache.leases.demote():
+        if self._cache.leases.demote(pages):
             return
         victim = self._victim()
         lone = self._life.running == 1
@@ -107,7 +107,7 @@ class Planner:
         """Nothing can run: whoever is parked last makes room for the others. False if nobody is parked."""
         if not self._life.prefilling:
             return False
-        if not self._cache.leases.demote():
+        if not self._cache.leases.demote(1):
             self._life.retract(next(reversed(self._life.prefilling.values())))
         return True
 
@@ -211,19 +211,17 @@ class Planner:
         if self._life.running:
             return self._reserve(seq) + self._reserved_by_running() <= self._cache.available_pages
         need = self._cache.pages_for(len(seq.tokens)) - len(seq.pages)
-        while need > self._cache.available_pages and self._cache.leases.demote():
-            pass
+        if need > self._cache.available_pages:
+            self._cache.leases.demote(need - self._cache.available_pages)
         return need <= self._cache.available_pages
 
     def _start(self, seq: Sequence, builder: StepBuilder, now: float) -> bool:
         """Give `seq` its first chunk. False if there is none, or its pages are not to be had after all."""
         tail = find_tail(seq, self._cache.tree, builder)
-        if not self._take_chunk(seq, tail, builder):
-            if tail is None or not self._take_chunk(
-                seq, None, builder
-            ):  # without the tail there is one node less to lock
-                return False
-            tail = None
+        if tail is not None and not self._take_chunk(seq, tail, builder):
+            tail = None  # without it there is one node less to lock
+        if tail is None and not self._take_chunk(seq, None, builder):
+            return False
         end = self._chunk_end(seq, builder)
         self._enter(seq, seq.computed, builder, now)
         if seq.computed < len(seq.tokens):
