@@ -45,6 +45,13 @@ class Graph:
             raise GraphError(f"node id {node.id!r} is taken", origin=node.origin)
         self._nodes[node.id] = node
 
+    def extend(self, nodes: Iterable[Node]) -> None:
+        """`append` each. Raises like `append`; the nodes before the refused one stay."""
+        for node in nodes:
+            if self._frozen or node.id in self._nodes:
+                self.append(node)
+            self._nodes[node.id] = node
+
     def freeze(self) -> Graph:
         """No more appends. Returns itself."""
         self._frozen = True

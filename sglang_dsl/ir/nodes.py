@@ -120,12 +120,16 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input(Node):
-    """A program argument that is not known while tracing."""
+    """A program argument that is not known while tracing.
+
+    structure: what the graph takes for granted of a list or dict: the same lists and keys, with type names for leaves.
+    """
 
     kind: ClassVar[str] = "input"
 
     name: str
     type_name: str = "str"
+    structure: Json = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -74,6 +74,8 @@ def describe(operation: Operation) -> str:
             return f".{args[0]}"
         case "repr":
             return "!r"
+        case "float":
+            return ".float()"
         case "format" if len(args) == 1:
             return f":{args[0]}"
     return f".{operation.name}({', '.join(map(repr, args))})"
@@ -123,8 +125,16 @@ def _format(value: Any, spec: str) -> str:
     return format(value, spec)
 
 
+def _float(value: Any) -> float:
+    """What `type=float` makes of a JSON number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError("it is no number")
+    return float(value)
+
+
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     **{name: _on_text(method) for name, method in TEXT_METHODS.items()},
+    "float": _float,
     "format": _format,
     "repr": repr,
     "item": _item,

@@ -15,6 +15,7 @@ LINES = [
     rf"n\d+ (-->|-\.->|==>)(\|{LABEL}\|)? n\d+",
     rf"subgraph f\d+\[{LABEL}\]",
     r"end",
+    r"style f\d+ fill:none,stroke:#a9b1bf,stroke-dasharray:4 3",
     r"classDef [a-z_A-Z]+ [-a-z0-9#:,. ]+",
     r"class (n\d+,)*n\d+ [a-z_A-Z]+",
 ]
@@ -45,6 +46,10 @@ def test_draw_mermaid_names_that_differ_in_punctuation_stay_two_nodes():
     text = draw(nasty(), "mermaid")
     assert len(re.findall(r'"gen a-b<br/>', text)) == 1
     assert len(re.findall(r'"gen a\.b<br/>', text)) == 1
+
+
+def test_draw_mermaid_long_names_and_texts_are_cut():
+    assert max(map(len, draw(nasty(), "mermaid").splitlines())) < 400
 
 
 def test_draw_mermaid_before_a_run_shows_every_way_as_possible():

@@ -63,7 +63,7 @@ def _nested(boxes: dict[str, list[Box]], frames: dict[str, list[Frame]], key: st
     for box in boxes.get(key, ()):
         yield indent + _box_line(box)
     for frame in frames.get(key, ()):
-        yield f'{indent}subgraph cluster_{frame.key} {{ label={quote(frame.label)}; style=dashed; color="#a9b1bf";'
+        yield f'{indent}subgraph cluster_{frame.key} {{ style=dashed; color="#a9b1bf";'
         yield from _nested(boxes, frames, frame.key, indent + "  ")
         yield f"{indent}}}"
 

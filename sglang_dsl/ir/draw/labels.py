@@ -68,12 +68,16 @@ def names_of(graph: Graph) -> dict[str, str]:
 
 
 def title(node: Node, names: Names) -> str:
-    """One line that says what the node is."""
+    """One short line that says what the node is."""
+    return shorten(_title(node, names)) or "empty text"
+
+
+def _title(node: Node, names: Names) -> str:
     match node:
         case Input():
             return f"input {node.name}: {node.type_name}"
         case Text():
-            return shorten(text_of(node, names)) or "empty text"
+            return text_of(node, names)
         case RoleBegin() | RoleEnd():
             return f"{'begin' if isinstance(node, RoleBegin) else 'end'} {node.role}"
         case Fork():
@@ -83,9 +87,9 @@ def title(node: Node, names: Names) -> str:
         case Tool():
             return f"tool {node.tool}"
         case Break():
-            return f"break: {shorten(node.reason)}"
+            return f"break: {node.reason}"
         case Return():
-            return f"return {shorten(show(node.value, names))}"
+            return f"return {show(node.value, names)}"
         case Join():
             return _named("join", node.name) + f" ({node.mode}{f' {node.k}' if node.k else ''})"
         case Gen() | Select() | Loop() | Map():

@@ -61,6 +61,7 @@ def _lines(picture: Picture) -> Iterator[str]:
     yield from (f"  {_link_line(link)}" for link in picture.links)
     used = sorted({box.kind for box in picture.boxes} & STYLES.keys())
     yield from (f"  classDef {kind}Node {STYLES[kind]}" for kind in used)
+    yield from (f"  style {frame.key} fill:none,stroke:#a9b1bf,stroke-dasharray:4 3" for frame in picture.frames)
     if any(box.taken is False for box in picture.boxes):
         yield "  classDef untaken opacity:0.45"
     yield from _class_lines(picture)
@@ -81,7 +82,7 @@ def _frame_lines(boxes: dict[str, list[Box]], frames: dict[str, list[Frame]], ke
     for box in boxes.get(key, ()):
         yield indent + _box_line(box)
     for inner in frames.get(key, ()):
-        yield f'{indent}subgraph {inner.key}["{escape(inner.label)}"]'
+        yield f'{indent}subgraph {inner.key}[" "]'
         yield from _frame_lines(boxes, frames, inner.key, indent + "  ")
         yield f"{indent}end"
 

@@ -38,7 +38,6 @@ class Frame:
     """A sub-graph: what lies in one arm or body. parent: key of the frame around it, "" for none."""
 
     key: str
-    label: str
     parent: str = ""
 
 
@@ -100,7 +99,7 @@ class _Painter:
         came_by = ways_taken(node, self.outcomes) if taken is not None else []
         for number, (label, inner) in enumerate(ways(node)):
             key = f"f{len(self.picture.frames)}"
-            self.picture.frames.append(Frame(key, label, frame))
+            self.picture.frames.append(Frame(key, frame))
             inside = bool(taken and came_by[number]) if taken is not None else None
             first = f"n{len(self.picture.boxes)}"
             self.paint(inner, key, inside)
