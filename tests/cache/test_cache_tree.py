@@ -238,6 +238,8 @@ class TreeStorm:
 
     def arrive(self):
         tokens = self.tokens()
+        if len(self.it.clients) > 8:
+            self.leave()
         client = self.it.client(*tokens)
         assert client.cached_tokens % self.size == 0
         for end in range(self.size, client.cached_tokens + 1, self.size):

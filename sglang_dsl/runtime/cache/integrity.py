@@ -47,7 +47,7 @@ class _Places:
         for page in pages:
             if page in self.found:
                 raise IntegrityError(f"page {page} is in two places: {self.found[page]} and {where}")
-            if self.pool.place(page) != place:
+            if not self.pool.is_at(page, place):
                 raise IntegrityError(f"page {page} of {where} is marked {self.pool.place(page).name}, not {place.name}")
             self.found[page] = where
 

@@ -104,6 +104,10 @@ class PagePool:
         """Who holds the page."""
         return Place(self._place[page])
 
+    def is_at(self, page: int, place: Place) -> bool:
+        """Whether the page is there."""
+        return self._place[page] == place
+
     def last_owner(self, page: int) -> int:
         """The sequence that last allocated the page; -1 if none ever did."""
         return self._owner[page] if 0 <= page < self.num_pages else -1
