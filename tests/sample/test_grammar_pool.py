@@ -230,6 +230,10 @@ def test_malformed_specs_fail_alone_and_a_good_one_still_compiles(pool):
         ConstraintSpec(kind="regex", text="(a"),
         ConstraintSpec(kind="choices", text="[]"),
         ConstraintSpec(kind="lark", text="start: A"),
+        ConstraintSpec.json_schema({"type": "string", "minLength": 50000}),
+        ConstraintSpec.json_schema(
+            {"anyOf": [{"type": "string", "maxLength": 900}, {"type": "string", "minLength": 5}]}
+        ),
     ]
     for spec in bad:
         with pytest.raises(ConstraintError) as error:

@@ -7,6 +7,7 @@ per mask, the same language as a chain of right-recursive rules 0.02 ms; a posit
 
 from __future__ import annotations
 
+from ...errors import ConstraintError
 from .charset import MAX_CODE_POINT, CharSet
 from .grammar import Alt, Chars, Expr, Grammar, Ref, Repeat, Seq, Text
 
@@ -16,7 +17,11 @@ _SURROGATES = r"\ud800-\udfff"  # a negated class would let their bytes through
 
 
 def to_ebnf(grammar: Grammar) -> str:
-    """GBNF text with start rule `root`, accepting exactly the grammar's language."""
+    """GBNF text with start rule `root`, accepting exactly the grammar's language.
+
+    Raises:
+        ConstraintError: it counts too far for masks to be fast.
+    """
     return _Printer(grammar).print()
 
 
@@ -73,7 +78,14 @@ class _Printer:
         return self._names[name]
 
     def _repeat(self, item: Expr, low: int, high: int | None) -> str:
-        if isinstance(item, Chars) or (low if high is None else high) > MAX_CHAIN:
+        times = low if high is None else high
+        if times > MAX_CHAIN and isinstance(item, Alt):
+            raise ConstraintError(
+                f"something with alternatives (such as a character that may be escaped) is counted up to {times} times,"
+                f" more than {MAX_CHAIN}: masks would take a tenth of a second each",
+                hint="use a smaller bound or none; of two strings that are alternatives, leave one without a bound",
+            )
+        if isinstance(item, Chars) or times > MAX_CHAIN:
             return self._group(self._expr(item)) + _bounds(low, high)
         return self._chain(item, low, high)
 

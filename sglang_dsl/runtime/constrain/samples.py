@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from random import Random
 
 from .automaton import Automaton, Stack, State, next_set
@@ -50,9 +51,11 @@ def _chosen(state: State, rng: Random, *, hurry: bool) -> Stack:
 
 
 def _character(top: Stack, rng: Random) -> str:
-    """A member, from the most legible part of the set."""
-    members = next_set(top)
-    for preferred in (members & _USUAL, members & _COMMON, members):
-        if preferred:
-            return preferred.character(rng.randrange(len(preferred)))
-    raise ValueError("an empty character class")
+    members = _legible(next_set(top))
+    return members.character(rng.randrange(len(members)))
+
+
+@lru_cache(maxsize=256)
+def _legible(members: CharSet) -> CharSet:
+    """The most legible part of a set."""
+    return members & _USUAL or members & _COMMON or members
