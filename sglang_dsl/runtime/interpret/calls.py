@@ -171,6 +171,7 @@ class GenCall(_Call):
         prompt_ids = self.prompt_ids + self.lead
         self.model.check_length(len(prompt_ids), sampling.max_tokens, self.entry)
         self.machine.budget.check(self.entry)
+        deadline_s = self.deadline_s(self.gen.timeout_s)
         options = self.machine.spec.options
         request = GenerateRequest(
             request_id=f"{self.machine.run_id}/{self.entry.id}/{self.attempt}{'' if constrained else '/reasoning'}",
@@ -180,7 +181,7 @@ class GenCall(_Call):
             namespace=self.model.namespace,
             lease=self.machine.leases.spend(self.entry, self.target),
             priority=options.priority,
-            deadline_s=self.deadline_s(self.gen.timeout_s),
+            deadline_s=deadline_s,
             critical_tokens=self.machine.critical_tokens(self.entry),
             order=self.entry.branches,
             label=self.label(sample=self.gen.sample, attempt=self.attempt),
@@ -256,6 +257,7 @@ class SelectCall(_Call):
             self._choose(0, Meta(token_ids=self.ids[0], finish_reason="selected", model=self.target.info.model))
             return
         self.model.check_length(len(self.prompt_ids), max(map(len, self.ids)), self.entry)
+        deadline_s = self.deadline_s()
         request = ScoreRequest(
             request_id=f"{self.machine.run_id}/{self.entry.id}",
             prompt_ids=self.prompt_ids,
@@ -264,7 +266,7 @@ class SelectCall(_Call):
             namespace=self.model.namespace,
             lease=self.machine.leases.spend(self.entry, self.target),
             priority=self.machine.spec.options.priority,
-            deadline_s=self.deadline_s(),
+            deadline_s=deadline_s,
             critical_tokens=self.machine.critical_tokens(self.entry),
             order=self.entry.branches,
             label=self.label(),
