@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError
 from ..ir.nodes import Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, Text
 from .bindings import Bound
-from .expressions import Expression, Handle, Mention
+from .expressions import Chain, Expression, Handle, Mention
 from .recorder import Recorder, no_text
 from .sites import Site
 
@@ -151,6 +151,9 @@ class Statement:
         if kind is str:
             if item:
                 self._add_text(item)
+        elif kind is Chain:
+            for part in item.parts:
+                self.add(part)
         elif isinstance(item, Expression):
             item.write(self)
         elif kind is list or kind is tuple:
@@ -177,11 +180,15 @@ class Statement:
 
     def push(self, kind: type[Node], **fields: Any) -> str:
         """Add a node to the context path. Returns its id."""
+        return self.push_made(kind, fields)
+
+    def push_made(self, kind: type[Node], fields: dict[str, Any]) -> str:
+        """`push` of fields that are there as a dict already."""
         if self._pieces:
             self._push_text()
-        self._tip = self._place(kind, self._tip, self._branch, fields)
+        node_id = self._tip = self._place(kind, self._tip, self._branch, fields)
         self._branch = None
-        return self._tip
+        return node_id
 
     def push_aside(self, kind: type[Node], *, context: str, branch: int, **fields: Any) -> str:
         """Add a node that starts branch `branch` of the fork `context`. Returns its id."""

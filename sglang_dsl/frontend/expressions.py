@@ -29,6 +29,9 @@ class Draft(Protocol):
     def push(self, kind: type[Node], **fields: Any) -> str:
         """Add a node to the context path. Returns its id."""
 
+    def push_made(self, kind: type[Node], fields: dict[str, Any]) -> str:
+        """`push` of fields that are there as a dict already."""
+
     def push_aside(self, kind: type[Node], *, context: str, branch: int, **fields: Any) -> str:
         """Add a node that starts branch `branch` of the fork `context`. Returns its id."""
 
@@ -184,7 +187,7 @@ class Generation(Handle[T_co]):
         if self.check is not None:
             fields = {**fields, "validator": draft.register(*self.check)}
         if self.n is None:
-            draft.bind(self, Bound(draft.push(Gen, **fields), self.convert, self))
+            draft.bind(self, Bound(draft.push_made(Gen, fields), self.convert, self))
         else:
             draft.bind(self, self._samples(draft, fields, self.n))
 

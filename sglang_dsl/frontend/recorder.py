@@ -104,9 +104,7 @@ class LiveRecorder:
         except Exception as error:
             self._shown.append(error)
             raise
-        keep = self.graph.append
-        for node in nodes:
-            keep(node)
+        self.graph.extend(nodes)
         if self.on_append is not None:
             self.on_append(nodes)
 
