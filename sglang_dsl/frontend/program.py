@@ -48,6 +48,7 @@ class Program(Generic[P, R]):
         bound: Mapping[str, Any] | None = None,
         method_of: object = None,
         sites: Sites | None = None,
+        parameters: tuple[str, ...] | None = None,
     ) -> None:
         self.function = function
         self.name = function.__name__
@@ -59,7 +60,7 @@ class Program(Generic[P, R]):
         self.sites = sites or Sites(self.name, function.__code__)
         self._bound = dict(bound or {})
         self._method_of = method_of
-        self._parameters = _own_parameters(function)
+        self._parameters = _own_parameters(function) if parameters is None else parameters
 
     # calling inside another program ------------------------------------------------------------------------------
 
@@ -99,6 +100,7 @@ class Program(Generic[P, R]):
             bound=self._bound if bound is None else bound,
             method_of=self._method_of if method_of is None else method_of,
             sites=self.sites,
+            parameters=self._parameters,
         )
 
     def _call(self, state: State, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -38,7 +38,9 @@ class SglFunction:
         self.__doc__ = func.__doc__
         self.bind_arguments = dict(bind_arguments or {})
         self.arg_names = _parameters(func)
-        self._program: Program[..., Any] = Program(_adapted(func), sites=Sites(func.__name__, func.__code__))
+        self._program: Program[..., Any] = Program(
+            _adapted(func), sites=Sites(func.__name__, func.__code__), parameters=self.arg_names
+        )
 
     def bind(self, **kwargs: Any) -> SglFunction:
         """The program with some arguments given; what a run states itself wins."""
