@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from sglang_dsl.errors import ConstraintError
 from sglang_dsl.ir.specs import ConstraintSpec
-from sglang_dsl.runtime.constrain.compile import compile_constraint
+from sglang_dsl.runtime.constrain.compile import CompiledConstraint, compile_constraint
 
 PIECES = [
     b"",
@@ -156,3 +157,14 @@ def test_automaton_memory_emptied_midway_changes_nothing(monkeypatch):
     compiled = compile_constraint(ConstraintSpec(kind="regex", text="(ab|a(c|d)){3,9}x"))
     assert compiled.matches("abacadabx")
     assert not compiled.matches("abacx")
+
+
+def test_matchers_of_one_constraint_agree_across_threads():
+    spec = ConstraintSpec.json_schema({"type": "array", "items": {"type": "string", "maxLength": 9}})
+    texts = [compile_constraint(spec).sample_text(Random(seed)) for seed in range(30)]
+    fresh = CompiledConstraint(spec)
+    with ThreadPoolExecutor(6) as threads:
+        results = list(
+            threads.map(lambda _: [fresh.matches(text) and not fresh.matches(text + "]") for text in texts], range(6))
+        )
+    assert results == [[True] * len(texts)] * 6

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 from ...errors import ConstraintError
@@ -19,6 +18,7 @@ from .findings import Finding
 from .formats import ANNOTATIONS as SHOWN_FORMATS
 from .formats import format_expr, known_formats
 from .grammar import NOTHING, Chars, Expr, Grammar, Ref, alt, one_of, optional, repeat, seq, text
+from .json_bounds import bound, count, first_whole, last_whole, tighter
 from .json_objects import ObjectGrammar, ObjectShape
 from .json_text import (
     decimal_range_expr,
@@ -201,7 +201,7 @@ class _Compiler:
     # scalars
 
     def _string(self, schema: dict[str, Any], path: str) -> Expr:
-        low, high = _count(schema, "minLength", path) or 0, _count(schema, "maxLength", path)
+        low, high = count(schema, "minLength", path) or 0, count(schema, "maxLength", path)
         format_name = schema.get("format")
         if format_name in SHOWN_FORMATS:
             format_name = None
@@ -233,12 +233,12 @@ class _Compiler:
             raise ConstraintError(f"schema keyword 'pattern' at {path}: {error.what}", hint=error.hint) from error
 
     def _number(self, schema: dict[str, Any], path: str, *, whole: bool) -> Expr:
-        bounds = {k: _bound(schema, k, path) for k in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")}
-        low, above = _tighter(bounds["minimum"], bounds["exclusiveMinimum"], max)
-        high, below = _tighter(bounds["maximum"], bounds["exclusiveMaximum"], min)
+        bounds = {k: bound(schema, k, path) for k in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")}
+        low, above = tighter(bounds["minimum"], bounds["exclusiveMinimum"], max)
+        high, below = tighter(bounds["maximum"], bounds["exclusiveMaximum"], min)
         step = schema.get("multipleOf")
         if whole:
-            first, last = _first_whole(low, above=above), _last_whole(high, below=below)
+            first, last = first_whole(low, above=above), last_whole(high, below=below)
             return self._multiples(first, last, step, path)
         if step is not None:
             self._find(path, "multipleOf", "weakens", "is enforced for integers only")
@@ -268,7 +268,7 @@ class _Compiler:
     # containers
 
     def _array(self, schema: dict[str, Any], path: str, depth: int) -> Expr:
-        low, high = _count(schema, "minItems", path) or 0, _count(schema, "maxItems", path)
+        low, high = count(schema, "minItems", path) or 0, count(schema, "maxItems", path)
         prefix = schema.get("prefixItems", [])
         if not isinstance(prefix, list) or isinstance(schema.get("items"), list):
             raise refused(path, "items", "a list of schemas is called prefixItems since 2020-12", "write prefixItems")
@@ -283,10 +283,10 @@ class _Compiler:
     def _listed(self, fixed: list[Expr], rest: Expr, low: int, more: int | None, path: str) -> Expr:
         """`[`, the fixed items (those from `low` on may be missing at the end), up to `more` others, `]`."""
         comma = seq(self._space, text(","), self._space)
-        count = len(fixed)
-        if count:
-            tail = repeat(seq(comma, rest), max(low - count, 0), more)
-            for i in range(count - 1, 0, -1):
+        given = len(fixed)
+        if given:
+            tail = repeat(seq(comma, rest), max(low - given, 0), more)
+            for i in range(given - 1, 0, -1):
                 tail = seq(comma, fixed[i], tail)
                 if i >= low:
                     self._rules[name := self._fresh(path)] = optional(tail)
@@ -361,49 +361,3 @@ def _discriminated(option: Schema, discriminator: object) -> Schema:
 
 def _pointer(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
-
-
-def _count(schema: dict[str, Any], keyword: str, path: str) -> int | None:
-    value = schema.get(keyword)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise refused(path, keyword, f"{value!r} is not a whole number from 0 on", "give a whole number")
-    return value
-
-
-def _bound(schema: dict[str, Any], keyword: str, path: str) -> Decimal | None:
-    value = schema.get(keyword)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise refused(
-            path,
-            keyword,
-            f"{value!r} is not a number",
-            "draft-04's boolean form is not supported; give the bound itself",
-        )
-    return Decimal(str(value))
-
-
-def _tighter(
-    inclusive: Decimal | None, exclusive: Decimal | None, pick: Callable[[Decimal, Decimal], Decimal]
-) -> tuple[Decimal | None, bool]:
-    """The bound that counts, and whether it is exclusive."""
-    if inclusive is None or exclusive is None:
-        return (exclusive, True) if exclusive is not None else (inclusive, False)
-    return pick(inclusive, exclusive), pick(inclusive, exclusive) == exclusive
-
-
-def _first_whole(low: Decimal | None, *, above: bool) -> int | None:
-    if low is None:
-        return None
-    whole = int(low.to_integral_value(rounding="ROUND_CEILING"))
-    return whole + 1 if above and whole == low else whole
-
-
-def _last_whole(high: Decimal | None, *, below: bool) -> int | None:
-    if high is None:
-        return None
-    whole = int(high.to_integral_value(rounding="ROUND_FLOOR"))
-    return whole - 1 if below and whole == high else whole
