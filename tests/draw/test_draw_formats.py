@@ -183,3 +183,18 @@ def test_drawing_is_shown_as_a_picture_by_a_notebook():
     assert shown.count("<") == 2  # the page is an attribute, nothing of it is markup of the notebook
     assert draw(router(), "svg")._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
     assert "text/plain" in draw(router(), "dot")._repr_mimebundle_()
+
+
+def test_draw_finds_what_a_run_gave_inside_arms_turns_and_items():
+    given = scored()["x.1"]
+    executed = {"k": scored()["k"], "way/0/x.1": given}
+    assert "gen proof  48 prompt, 41 cached, 20 generated  → By induction." in draw(
+        router(), "terminal", outcomes=executed
+    )
+    turns = {
+        "loop/0/done": Outcome(text="no", meta=Meta(finished_s=1)),
+        "loop/1/done": Outcome(text="yes", meta=Meta(finished_s=2)),
+    }
+    assert "→ yes" in draw(every_kind(), "terminal", outcomes=turns)
+    events = json.loads(draw(every_kind(), "trace", outcomes=turns))["traceEvents"]
+    assert [e["args"]["node"] for e in events if e["ph"] == "X"] == ["loop/0/done", "loop/1/done"]

@@ -48,6 +48,13 @@ def draw(
 
 def _draw(graph: Graph, form: Format, outcomes: Mapping[str, Outcome], meter: Meter | None, fold: int | None) -> str:
     """Each format is loaded when it is first drawn."""
+    if form == "trace":
+        from .timeline import draw_timeline
+
+        return draw_timeline(graph, outcomes)
+    from .ways import by_node
+
+    outcomes = by_node(graph, outcomes)
     match form:
         case "terminal":
             from .terminal import draw_terminal
@@ -69,8 +76,4 @@ def _draw(graph: Graph, form: Format, outcomes: Mapping[str, Outcome], meter: Me
             from .html import draw_html
 
             return draw_html(graph, outcomes, meter)
-        case "trace":
-            from .timeline import draw_timeline
-
-            return draw_timeline(graph, outcomes)
     raise SpecError(f"format {form!r} is unknown", hint=f"one of {', '.join(get_args(Format))}")

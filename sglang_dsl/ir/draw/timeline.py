@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 from ...errors import SpecError
 from ..execution import Meta, Outcome
 from ..graph import Graph
-from ..nodes import Node, subgraphs
 from .labels import names_of, title
+from .ways import instances
 
 
 class Call(NamedTuple):
-    """A finished model call: its node, what it is called, and what is known about it."""
+    """A finished model call: its node's kind, its id in the run, what it is called, and what is known about it."""
 
-    node: Node
+    kind: str
+    id: str
     name: str
     meta: Meta
 
@@ -32,9 +33,9 @@ def draw_timeline(graph: Graph, outcomes: Mapping[str, Outcome]) -> str:
     """
     names = names_of(graph)
     calls = [
-        Call(node, title(node, names), outcome.meta)
-        for node in _all_nodes(graph)
-        if (outcome := outcomes.get(node.id)) is not None and outcome.meta is not None
+        Call(node.kind, node_id, title(node, names), outcome.meta)
+        for node, node_id, outcome in instances(graph, outcomes)
+        if outcome.meta is not None
     ]
     if not calls:
         raise SpecError(
@@ -42,13 +43,6 @@ def draw_timeline(graph: Graph, outcomes: Mapping[str, Outcome]) -> str:
         )
     events = [_metadata(graph.name), *_call_events(calls), *_load_events(calls)]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False) + "\n"
-
-
-def _all_nodes(graph: Graph) -> Iterator[Node]:
-    for node in graph:
-        yield node
-        for inner in subgraphs(node):
-            yield from _all_nodes(inner)
 
 
 def _metadata(name: str) -> dict[str, Any]:
@@ -71,12 +65,12 @@ def _event(call: Call, lane: int, name: str, start_s: float, end_s: float) -> di
         "ph": "X",
         "pid": 1,
         "tid": lane + 1,
-        "cat": call.node.kind,
+        "cat": call.kind,
         "name": name,
         "ts": round(start_s * 1e6, 1),
         "dur": round(max(end_s - start_s, 0) * 1e6, 1),
         "args": {
-            "node": call.node.id,
+            "node": call.id,
             "prompt_tokens": meta.prompt_tokens,
             "cached_tokens": meta.cached_tokens,
             "computed_tokens": meta.computed_tokens,
