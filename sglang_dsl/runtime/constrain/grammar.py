@@ -115,6 +115,8 @@ def optional(item: Expr) -> Expr:
 
 def repeat(item: Expr, low: int, high: int | None) -> Expr:
     """`item` from `low` to `high` times. An item that may be empty is repeated without its empty case."""
+    if high is not None and low > high:
+        return NOTHING
     if high == 0 or item is EMPTY:
         return EMPTY
     if item is NOTHING:

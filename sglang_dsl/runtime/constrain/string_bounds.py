@@ -92,7 +92,9 @@ def _span(expr: Expr) -> tuple[int, int | None]:
         case Alt(options):
             spans = [_span(option) for option in options]
             highs = [high for _, high in spans if high is not None]
-            return min(low for low, _ in spans), max(highs) if len(highs) == len(spans) else None
+            return min((low for low, _ in spans), default=0), max(highs, default=0) if len(highs) == len(
+                spans
+            ) else None
         case Seq(parts):
             spans = [_span(part) for part in parts]
             highs = [high for _, high in spans if high is not None]
