@@ -192,9 +192,19 @@ def test_run_fork_before_any_text_starts_branches_from_nothing() -> None:
 
 
 def test_run_call_with_an_empty_prompt_and_no_bos_is_an_error_with_a_hint() -> None:
-    run = open_run(FakeTarget(echo))
+    target = FakeTarget(echo)
+    target.text.tokenizer.bos_id = None
+    run = open_run(target)
     with pytest.raises(RunError, match="empty prompt"):
         run.extend([gen("a")])
+
+
+def test_run_call_with_an_empty_prompt_begins_with_the_bos() -> None:
+    target = FakeTarget(echo)
+    target.text.tokenizer.bos_id = 257
+    target.reply = lambda r: echo(r) if r.label.name else [[-1.0], [-2.0]]
+    open_run(target).extend([gen("a"), Select(id="s", choices=("a", "b"))])
+    assert [tuple(request.prompt_ids) for request in target.requests] == [(257,), (257,)]
 
 
 def test_run_one_bos_is_added_at_the_front_by_id_and_never_twice() -> None:

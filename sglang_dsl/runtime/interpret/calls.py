@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ...errors import InvalidValueError, SpecError
 from ...ir.execution import Event, Meta, Outcome
@@ -16,6 +17,7 @@ from .choose import best, distinct, scored
 from .entry import Entry, Produced
 from .express import evaluate, text_of
 from .flight import equal_work, send
+from .healing import check_heal, healed
 from .machine import Machine
 from .model import Model
 from .prompt import Prompt
@@ -33,8 +35,7 @@ def check_gen(machine: Machine, entry: Entry) -> None:
         return
     model = model_of(machine, gen)
     model.audit(gen.constraint)
-    if gen.heal:
-        raise SpecError("heal=True is not supported by this runtime yet", hint="leave heal out", origin=gen.origin)
+    check_heal(gen)
     if gen.validator is not None and gen.validator not in machine.registry:
         raise SpecError(f"no validator is registered as {gen.validator!r}", origin=gen.origin)
     model.check_length(model.known_tokens(entry.context), gen.sampling.max_tokens, entry)
@@ -128,6 +129,8 @@ class GenCall(_Call):
         self.reasoning_tokens = 0
         self.in_answer = False
         self.seed = 0
+        self.healed = None if gen.reasoning else healed(gen, self.prompt_ids, self.target.text.tokenizer)
+        self.unsaid = ""  # of a healed token: text that comes again and is not the output's
 
     def begin(self) -> None:
         """Send the first request of an attempt."""
@@ -169,6 +172,9 @@ class GenCall(_Call):
     def _send(self, sampling: SamplingSpec, *, constrained: bool, done: Callable[[GenerateResult], None]) -> None:
         self.in_answer = constrained
         prompt_ids = self.prompt_ids + self.lead
+        constraint = self.gen.constraint if constrained else None
+        if self.healed is not None:
+            prompt_ids, constraint, self.unsaid = self.healed.prompt_ids, self.healed.constraint, self.healed.text
         self.model.check_length(len(prompt_ids), sampling.max_tokens, self.entry)
         self.machine.budget.check(self.entry)
         deadline_s = self.deadline_s(self.gen.timeout_s)
@@ -177,7 +183,7 @@ class GenCall(_Call):
             request_id=f"{self.machine.run_id}/{self.entry.id}/{self.attempt}{'' if constrained else '/reasoning'}",
             prompt_ids=prompt_ids,
             sampling=replace(sampling, seed=self.seed),
-            constraint=self.gen.constraint if constrained else None,
+            constraint=constraint,
             namespace=self.model.namespace,
             lease=self.machine.leases.spend(self.entry, self.target),
             priority=options.priority,
@@ -192,6 +198,9 @@ class GenCall(_Call):
 
     def on_text(self, delta: str) -> None:
         """Pass text on, unless it may yet be refused and made again."""
+        if self.unsaid:
+            skipped = min(len(self.unsaid), len(delta))
+            delta, self.unsaid = delta[skipped:], self.unsaid[skipped:]
         if delta and self.in_answer and self.gen.retries == 0:
             self._emit_text(delta)
 
@@ -199,24 +208,27 @@ class GenCall(_Call):
         self.machine.emit(Event(kind="text", node_id=self.entry.id, text=delta, at_s=self.machine.now()))
 
     def _answered(self, result: GenerateResult) -> None:
+        text = result.text if self.healed is None else result.text[len(self.healed.text) :]
         try:
-            value = value_of(
-                self.gen, result.text, cut=result.finish_reason == "length", tokens=result.generated_tokens
-            )
-            if self.gen.validator is not None:
-                accept(self.gen, value, result.text, self.machine.registry[self.gen.validator])
+            value = self._value(result, text)
         except InvalidValueError:
             if self.attempt >= self.gen.retries:
                 raise
             self.attempt += 1
             self.begin()
             return
-        if self.gen.retries and result.text:
-            self._emit_text(result.text)
-        self.entry.produced = Produced(
-            self.target, self.lead + tuple(result.token_ids), result.text, tail_text=result.tail_text
-        )
-        self.machine.finish(self.entry, Outcome(value=value, text=result.text, meta=self._meta(result)))
+        if self.gen.retries and text:
+            self._emit_text(text)
+        ids = self.lead + tuple(result.token_ids)
+        self.entry.produced = Produced(self.target, ids, text, result.tail_text, healed=self.healed is not None)
+        self.machine.finish(self.entry, Outcome(value=value, text=text, meta=self._meta(result)))
+
+    def _value(self, result: GenerateResult, text: str) -> Any:
+        """The accepted value. Raises TruncatedError, InvalidValueError."""
+        value = value_of(self.gen, text, cut=result.finish_reason == "length", tokens=result.generated_tokens)
+        if self.gen.validator is not None:
+            accept(self.gen, value, text, self.machine.registry[self.gen.validator])
+        return value
 
     def _meta(self, result: GenerateResult) -> Meta:
         shift = self.target.now() - self.machine.now()

@@ -121,12 +121,16 @@ _DOOR = Node(id="")
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """What a call appended: its ids after the seam under `target`, `tail_text` beyond them, and the whole text."""
+    """What a call appended: its ids after the seam under `target`, `tail_text` beyond them, and the whole text.
+
+    healed: the ids stand in for the prompt's last token, too.
+    """
 
     target: Target
     token_ids: tuple[int, ...]
     text: str
     tail_text: str = ""
+    healed: bool = False
 
 
 def passes_through(node: Node) -> bool:

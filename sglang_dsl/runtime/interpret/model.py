@@ -83,6 +83,8 @@ class Model:
 
     def _append(self, prompt: Prompt, produced: Produced) -> Prompt:
         if produced.target is self.target:
+            if produced.healed:
+                prompt = replace(prompt, ids=prompt.ids.without_last())
             return self.prompter.produced(prompt, produced.token_ids, produced.text, produced.tail_text)
         return self.prompter.foreign(prompt, produced.text)
 

@@ -33,6 +33,10 @@ class Ids:
         """These ids followed by `stretch`."""
         return Ids(stretch, self) if stretch else self
 
+    def without_last(self) -> Ids:
+        """All but the last id."""
+        return Ids(self.flat()[:-1])
+
     def flat(self, *, keep: bool = False) -> tuple[int, ...]:
         """All ids. `keep` remembers them here, so that what continues from here copies them instead of walking up."""
         stretches: list[tuple[int, ...]] = []
