@@ -110,6 +110,23 @@ def test_attention_mixed_step_equals_oracle(page_size: int, heads: tuple[int, in
     torch.testing.assert_close(step.attend(layer), step.oracle(layer), atol=2e-6, rtol=0)
 
 
+@pytest.mark.parametrize("window", [None, 3, 9])
+@pytest.mark.parametrize("shared", [0, 48])
+def test_attention_many_short_rows_equal_oracle(shared: int, window: int | None) -> None:
+    """Choices of a select: rows of 1 to 20 tokens, some with a history of their own, in no order of length."""
+    free = iter(range(64, 4000))
+    common = list(range(48))
+    rows = []
+    for i, tokens in enumerate([2, 1, 3, 16, 2, 5, 17, 1, 9, 2, 20, 4]):
+        history = (i * 7) % 5
+        own = [next(free) for _ in range(history + tokens)]
+        rows.append(QueryRow(tokens, 48 + history, common + own, shared))
+    step = Step(rows, [SharedKeys(0, len(rows), 0, shared)])
+    layer = LayerAttention(0.25, window=window)
+    assert len(step.plan.gathered) > 2
+    torch.testing.assert_close(step.attend(layer), step.oracle(layer), atol=2e-6, rtol=0)
+
+
 @pytest.mark.parametrize("window", [None, 6])
 def test_attention_with_sinks_equals_oracle(window: int | None) -> None:
     step = Step(*forked_rows(4), page_size=4)

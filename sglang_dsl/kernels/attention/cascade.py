@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .plan import AttentionPlan, Fresh, Singles, Slots, Span, Windowed
+from .plan import AttentionPlan, Fresh, Gathered, Slots, Span, Windowed
 
 
 class Partial(Protocol):
@@ -56,29 +56,34 @@ class Cascade:
         return self._out, self._lse
 
     def _run_levels(self) -> None:
-        for singles in self._plan.singles:
-            self._decode(singles)
+        for batch in self._plan.gathered:
+            self._gathered(batch)
         for fresh in self._plan.fresh:
             self._prefill(fresh)
         for span in self._plan.spans:
             self._merge(span)
 
     def _run_windowed(self, window: int) -> None:
-        singles, long = self._plan.windowed(window)
-        for batch in singles:
-            self._decode(batch)
+        gathered, long = self._plan.windowed(window)
+        for batch in gathered:
+            self._gathered(batch)
         for row in long:
             self._prefill_windowed(row, window)
 
-    def _decode(self, singles: Singles) -> None:
-        """One-token rows: the query heads of a key head are the rows of one small product."""
-        shape = (singles.rows, singles.keys, self._groups, -1)
-        k = self._keys.index_select(0, singles.slots).view(shape).transpose(1, 2)
-        v = self._values.index_select(0, singles.slots).view(shape).transpose(1, 2)
-        q = self._q[singles.tokens].view(singles.rows, self._groups, self._repeat, -1)
-        out, lse = self._partial(q, k, v, scale=self._scale, mask=singles.mask(q.dtype))
-        self._out[singles.tokens] = out.reshape(singles.rows, self._groups * self._repeat, -1)
-        self._lse[singles.tokens] = lse.reshape(singles.rows, -1)
+    def _gathered(self, batch: Gathered) -> None:
+        """Short rows: a row's tokens and the query heads of a key head are the rows of one product."""
+        shape = (batch.rows, batch.keys, self._groups, -1)
+        k = self._keys.index_select(0, batch.slots).view(shape).transpose(1, 2)
+        v = self._values.index_select(0, batch.slots).view(shape).transpose(1, 2)
+        q = self._q[batch.tokens].view(batch.rows, batch.width, self._groups, self._repeat, -1).transpose(1, 2)
+        q = q.reshape(batch.rows, self._groups, batch.width * self._repeat, -1)
+        out, lse = self._partial(q, k, v, scale=self._scale, mask=batch.mask(q.dtype, self._repeat))
+        split = (batch.rows, self._groups, batch.width, self._repeat, -1)
+        out = out.view(split).transpose(1, 2).reshape(-1, *self._out.shape[1:])
+        lse = lse.view(split[:-1]).transpose(1, 2).reshape(-1, self._lse.shape[1])
+        if batch.real is not None:
+            out, lse = out.index_select(0, batch.real), lse.index_select(0, batch.real)
+        self._out[batch.places], self._lse[batch.places] = out, lse
 
     def _prefill(self, fresh: Fresh) -> None:
         tokens = slice(fresh.first, fresh.end)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 SlotArray: TypeAlias = npt.NDArray[np.int64]
+SHORT_TOKENS = 16  # rows up to this long are gathered: one call for many of them costs less than one call each
 Slots: TypeAlias = slice | Tensor  # a slice where the slots happen to be consecutive: read without a gather
 
 
@@ -72,29 +73,35 @@ class Fresh(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Singles:
-    """One-token rows whose keys are gathered together, padded to `keys` each.
+class Gathered:
+    """Short rows whose keys are gathered together: `width` tokens each, over `keys` keys each, both padded.
 
-    tokens: their places in the step, a slice if consecutive. slots: [rows * keys]; padding repeats the row's last slot,
-    so that it is always valid memory. lengths: [rows], or None if nothing is padded.
+    tokens: [rows * width] places in the step (a slice if consecutive); padding repeats the row's last. real: which of them are
+    not padding, and `places`: theirs in the step; None and `tokens` if nothing is padded. slots: [rows * keys]; padding repeats the row's last slot, so that it is always valid
+    memory. hidden: bool [rows, width, keys], what a token must not see (later keys and padding, what lies before its window);
+    None if nothing.
     """
 
     tokens: Slots
+    real: Tensor | None
+    places: Slots
     rows: int
+    width: int
     keys: int
     slots: Tensor
-    lengths: Tensor | None
-    _masks: dict[torch.dtype, Tensor] = field(default_factory=dict)
+    hidden: Tensor | None
+    _masks: dict[tuple[torch.dtype, int], Tensor] = field(default_factory=dict)
 
-    def mask(self, dtype: torch.dtype) -> Tensor | None:
-        """Additive mask [rows, 1, 1, keys] over the padding; None if there is none. Made once, read by every layer."""
-        if self.lengths is None:
+    def mask(self, dtype: torch.dtype, repeat: int) -> Tensor | None:
+        """Additive mask [rows, 1, width * repeat or 1, keys], `repeat` query heads per key head. Made once for all layers."""
+        if self.hidden is None:
             return None
-        if dtype not in self._masks:
-            padding = torch.arange(self.keys, device=self.slots.device) >= self.lengths.unsqueeze(1)
-            mask = torch.zeros(self.rows, self.keys, dtype=dtype, device=self.slots.device)
-            self._masks[dtype] = mask.masked_fill_(padding, -torch.inf).view(self.rows, 1, 1, self.keys)
-        return self._masks[dtype]
+        key = (dtype, repeat if self.width > 1 else 1)
+        if key not in self._masks:
+            hidden = self.hidden.repeat_interleave(key[1], dim=1).unsqueeze(1)
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+            self._masks[key] = mask.masked_fill_(hidden, -torch.inf)
+        return self._masks[key]
 
 
 class Windowed(NamedTuple):
@@ -114,7 +121,7 @@ class Windowed(NamedTuple):
 class AttentionPlan:
     """The index tensors of one step. Made by `plan_step`; owned by the step.
 
-    `spans` are merged into what `singles` and `fresh` began: together these two cover every token exactly once.
+    `spans` are merged into what `gathered` and `fresh` began: together these two cover every token exactly once.
     """
 
     rows: tuple[QueryRow, ...]
@@ -123,26 +130,30 @@ class AttentionPlan:
     tokens: int
     write_slots: Tensor
     write_tokens: Tensor | None  # which token each write takes; None: token i goes to write i
-    singles: tuple[Singles, ...]
+    gathered: tuple[Gathered, ...]
     fresh: tuple[Fresh, ...]
     spans: tuple[Span, ...]
     longest: int
-    _windows: dict[int, tuple[tuple[Singles, ...], tuple[Windowed, ...]]] = field(default_factory=dict)
+    _windows: dict[int, tuple[tuple[Gathered, ...], tuple[Windowed, ...]]] = field(default_factory=dict)
 
     def first_tokens(self) -> list[int]:
         """Where each row begins in the step, and the end of the last."""
         return _offsets(self.rows)
 
-    def windowed(self, window: int) -> tuple[tuple[Singles, ...], tuple[Windowed, ...]]:
+    def windowed(self, window: int) -> tuple[tuple[Gathered, ...], tuple[Windowed, ...]]:
         """The same step for a layer that sees only the last `window` keys (the token itself included)."""
         if window not in self._windows:
             firsts = self.first_tokens()
-            cut = {i: max(0, r.end - window) for i, r in enumerate(self.rows) if r.tokens == 1}
-            long = tuple(
-                self._windowed_row(row, firsts[i], window) for i, row in enumerate(self.rows) if row.tokens > 1
-            )
-            self._windows[window] = (_batch_singles(self.rows, firsts, cut, self.page_size, self.device), long)
+            begins = [max(0, row.start - window + 1) for row in self.rows]
+            short = _short_rows(self.rows, begins)
+            gathered = tuple(self._gather(members, begins, window) for members in short)
+            taken = {i for members in short for i in members}
+            long = [i for i in range(len(self.rows)) if i not in taken]
+            self._windows[window] = gathered, tuple(self._windowed_row(self.rows[i], firsts[i], window) for i in long)
         return self._windows[window]
+
+    def _gather(self, members: Sequence[int], begins: Sequence[int], window: int) -> Gathered:
+        return _gather(self.rows, self.first_tokens(), members, begins, self.page_size, self.device, window)
 
     def _windowed_row(self, row: QueryRow, first: int, window: int) -> Windowed:
         begin = max(0, row.start - window + 1)
@@ -162,7 +173,10 @@ def plan_step(
     _check(rows, page_size)
     firsts = _offsets(rows)
     writes, tokens = _writes(rows, extra_writes, firsts, page_size)
-    singles = {i: row.own_start for i, row in enumerate(rows) if row.tokens == 1}
+    begins = [row.own_start for row in rows]
+    short = _short_rows(rows, begins)
+    taken = {i for members in short for i in members}
+    long = [i for i in range(len(rows)) if i not in taken]
     return AttentionPlan(
         rows=tuple(rows),
         page_size=page_size,
@@ -170,9 +184,9 @@ def plan_step(
         tokens=firsts[-1],
         write_slots=_tensor(writes, device),
         write_tokens=None if tokens is None else _tensor(tokens, device),
-        singles=_batch_singles(rows, firsts, singles, page_size, device),
-        fresh=tuple(Fresh(firsts[i], firsts[i + 1]) for i, row in enumerate(rows) if row.tokens > 1),
-        spans=_histories(rows, firsts, page_size, device) + _levels(rows, shared, firsts, page_size, device),
+        gathered=tuple(_gather(rows, firsts, members, begins, page_size, device) for members in short),
+        fresh=tuple(Fresh(firsts[i], firsts[i + 1]) for i in long),
+        spans=_histories(rows, long, firsts, page_size, device) + _levels(rows, shared, firsts, page_size, device),
         longest=max(row.end for row in rows),
     )
 
@@ -231,13 +245,13 @@ def _writes(
 
 
 def _histories(
-    rows: Sequence[QueryRow], firsts: Sequence[int], page_size: int, device: torch.device
+    rows: Sequence[QueryRow], long: Sequence[int], firsts: Sequence[int], page_size: int, device: torch.device
 ) -> tuple[Span, ...]:
-    """Own keys from before the step of rows with several tokens."""
+    """Own keys from before the step of rows that are not gathered."""
     return tuple(
-        _span(firsts[i], firsts[i + 1], row.pages, row.own_start, row.start, page_size, device)
-        for i, row in enumerate(rows)
-        if row.tokens > 1 and row.own_start < row.start
+        _span(firsts[i], firsts[i + 1], rows[i].pages, rows[i].own_start, rows[i].start, page_size, device)
+        for i in long
+        if rows[i].own_start < rows[i].start
     )
 
 
@@ -261,34 +275,45 @@ def _span(
     return Span(first, end, as_slots(slots_of(pages, start, stop, page_size), device), stop - start)
 
 
-def _batch_singles(
+def _short_rows(rows: Sequence[QueryRow], begins: Sequence[int]) -> list[list[int]]:
+    """Rows to gather together: one-token rows, and short ones that have company; alike in tokens and keys, so that padding at
+    most doubles what is read.
+    """
+    batches: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for index, (row, begin) in enumerate(zip(rows, begins, strict=True)):
+        if row.tokens <= SHORT_TOKENS:
+            batches[(row.tokens - 1).bit_length(), max(row.end - begin, 128).bit_length()].append(index)
+    return [members for (width, _), members in batches.items() if width == 0 or len(members) > 1]
+
+
+def _gather(
     rows: Sequence[QueryRow],
     firsts: Sequence[int],
-    begins: dict[int, int],
+    members: Sequence[int],
+    begins: Sequence[int],
     page_size: int,
     device: torch.device,
-) -> tuple[Singles, ...]:
-    """One-token rows in batches of similar length, so that padding at most doubles what is read."""
-    batches: dict[int, list[int]] = defaultdict(list)
-    for index, begin in begins.items():
-        batches[max(rows[index].end - begin, 128).bit_length()].append(index)
-    return tuple(
-        _singles([(rows[i], firsts[i], begins[i]) for i in members], page_size, device) for members in batches.values()
-    )
-
-
-def _singles(members: Sequence[tuple[QueryRow, int, int]], page_size: int, device: torch.device) -> Singles:
-    lengths = np.array([row.end - begin for row, _, begin in members], dtype=np.int64)
-    longest = int(lengths.max())
-    slots = np.empty((len(members), longest), dtype=np.int64)
-    for i, (row, _, begin) in enumerate(members):
-        own = slots_of(row.pages, begin, row.end, page_size)
-        slots[i, : len(own)] = own
-        slots[i, len(own) :] = own[-1]
-    return Singles(
-        tokens=as_slots(np.array([first for _, first, _ in members], dtype=np.int64), device),
+    window: int | None = None,
+) -> Gathered:
+    own = [slots_of(rows[i].pages, begins[i], rows[i].end, page_size) for i in members]
+    width, keys = max(rows[i].tokens for i in members), max(map(len, own))
+    slots = np.stack([np.concatenate([s, np.full(keys - len(s), s[-1])]) for s in own])
+    counts = np.array([[rows[i].tokens] for i in members])
+    step = np.minimum(np.arange(width), counts - 1)
+    query = np.array([[rows[i].start] for i in members]) + step
+    key = np.array([[begins[i]] for i in members]) + np.arange(keys)
+    hidden = key[:, None] > query[:, :, None]
+    if window is not None:
+        hidden |= key[:, None] <= query[:, :, None] - window
+    tokens = (np.array([[firsts[i]] for i in members]) + step).reshape(-1)
+    real = np.flatnonzero(np.arange(width) < counts)
+    return Gathered(
+        tokens=as_slots(tokens, device),
+        real=None if len(real) == len(tokens) else _tensor(real, device),
+        places=as_slots(tokens[real], device),
         rows=len(members),
-        keys=longest,
+        width=width,
+        keys=keys,
         slots=_tensor(slots.reshape(-1), device),
-        lengths=None if bool((lengths == longest).all()) else _tensor(lengths, device),
+        hidden=torch.from_numpy(hidden).to(device) if hidden.any() else None,
     )
