@@ -6,6 +6,7 @@ missing copy) changes what is read, so it is either found at once or changes the
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
@@ -87,6 +88,20 @@ class OracleWorker:
             written.add(place)
             self.slots[mirror.page][mirror.offset] = (row.token_ids[mirror.position - row.start], mirror.position)
         self.rows += len(plan.rows)
+        self._check_order(plan)
+
+    def _check_order(self, plan: StepPlan) -> None:
+        """Whoever computes a prefix stands before all that read it: models that go through a step in tiles rely on it."""
+        writer = {}
+        for number, row in enumerate(plan.rows):
+            for position in range(row.start, row.start + len(row.token_ids)):
+                writer[row.pages[position // self.size], position % self.size] = number
+        writer.update({(mirror.page, mirror.offset): mirror.row for mirror in plan.mirrors})
+        for number, row in enumerate(plan.rows):
+            for position in range(row.start):
+                by = writer.get((row.pages[position // self.size], position % self.size), -1)
+                if by > number:
+                    raise CanaryError(f"row {number} reads what row {by} computes")
 
     def _read(self, pages: Sequence[int], end: int) -> list[int]:
         content = []
@@ -148,6 +163,7 @@ class Lab:
         self.scheduler = Scheduler(SchedulerConfig(**config), self.facts)  # type: ignore[arg-type]
         self.worker = OracleWorker(self.facts)
         self.now = 0.0
+        self.refusals = 0
         self.requests: dict[str, GenerateRequest | ScoreRequest] = {}
         self.tokens: dict[str, list[int]] = {}
         self.progress: dict[str, list[Progress]] = {}
@@ -185,6 +201,23 @@ class Lab:
         if known:
             self.ended[request_id] = "cancelled"
         return known
+
+    def break_allocations(self, rng: random.Random, rate: float) -> None:
+        """From now on the pool refuses now and then, whatever it has. `refusals` counts how often."""
+        pool = self.scheduler.cache.pool
+        honest = pool.allocate_each
+
+        def allocate_each(owners: Sequence[int]) -> list[int] | None:
+            if len(owners) and rng.random() < rate:
+                self.refusals += 1
+                return None
+            return honest(owners)
+
+        pool.allocate_each = allocate_each  # type: ignore[method-assign]
+
+    def mend_allocations(self) -> None:
+        """The pool is honest again."""
+        vars(self.scheduler.cache.pool).pop("allocate_each", None)
 
     def turn(self) -> StepPlan | None:
         """One turn of an engine's loop."""

@@ -9,23 +9,6 @@ import pytest
 from sglang_dsl.errors import CapacityError
 
 
-class FlakyPool:
-    """Makes a scheduler's allocations fail now and then, and counts how often."""
-
-    def __init__(self, scheduler, rng, rate):
-        self.failures = 0
-        pool = scheduler.cache.pool
-        honest = pool.allocate_each
-
-        def allocate_each(owners):
-            if len(owners) and rng.random() < rate:
-                self.failures += 1
-                return None
-            return honest(owners)
-
-        pool.allocate_each = allocate_each
-
-
 class Storm:
     """Random arrivals, forks with leases, scores, cancellations, worker faults."""
 
@@ -118,11 +101,10 @@ def _default_namespace(namespace):
 def storm(lab, seed, steps, *, flaky=0.0, **config):
     it = lab(**config)
     rough = Storm(it, seed)
-    pool = FlakyPool(it.scheduler, random.Random(seed + 1), flaky) if flaky else None
+    it.break_allocations(random.Random(seed + 1), flaky)
     rough.blow(steps)
-    if pool is not None:
-        assert pool.failures
-        del it.scheduler.cache.pool.allocate_each
+    it.mend_allocations()
+    assert bool(it.refusals) == bool(flaky)
     it.run()
     it.expect_cold_outputs()
     it.expect_all_released()
