@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -783,6 +784,40 @@ def test_tool_pure_with_equal_arguments_is_called_once() -> None:
     run.extend([call("z", "count", pure=True, arguments={"n": Constant(2)})])
     assert [run.value(i).result(5).value for i in "xyz"] == [1, 1, 2]
     assert sorted(calls) == [1, 2]
+
+
+@pytest.mark.parametrize(("idempotent", "calls"), [(True, 3), (False, 1)])
+def test_tool_that_raises_is_called_again_only_if_idempotent(idempotent: bool, calls: int) -> None:
+    seen: list[int] = []
+
+    def flaky() -> str:
+        seen.append(1)
+        if len(seen) < 3:
+            raise OSError("try again")
+        return "ok"
+
+    run = open_run(FakeTarget(echo), registry={"flaky": flaky})
+    run.extend([call("x", "flaky", idempotent=idempotent)])
+    assert (run.value("x").exception(5) is None) is idempotent
+    assert len(seen) == calls
+
+
+def test_tool_sees_the_callers_context_variables() -> None:
+    name: ContextVar[str] = ContextVar("name", default="nobody")
+    run = open_run(FakeTarget(echo), registry={"who": name.get})
+    token = name.set("ann")
+    run.extend([call("x", "who")])
+    name.reset(token)
+    assert run.value("x").result(5).value == "ann"
+
+
+def test_tool_may_be_a_coroutine_function() -> None:
+    async def later(n: int) -> int:
+        return n + 1
+
+    run = open_run(FakeTarget(echo), registry={"later": later})
+    run.extend([call("x", "later", arguments={"n": Constant(1)})])
+    assert run.value("x").result(5).value == 2
 
 
 def test_tool_unknown_is_refused_when_it_is_appended() -> None:

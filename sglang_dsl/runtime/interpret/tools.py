@@ -1,7 +1,7 @@
 """Tools: registered Python functions, called with JSON and answering JSON.
 
 A tool starts once the text before it in its state and its arguments are there, on one of the run's few threads. Calls of
-a pure tool with equal arguments are one call. Python cannot stop a function: what one that outlived its timeout or its
+a pure tool with equal arguments are one call; an idempotent one that raises is called again. Python cannot stop a function: what one that outlived its timeout or its
 run returns is dropped.
 """
 
@@ -11,6 +11,7 @@ import asyncio
 import contextvars
 import inspect
 import json
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,10 @@ from ...ir.nodes import Tool
 from .entry import Entry
 from .express import evaluate
 from .machine import Machine
+
+IDEMPOTENT_ATTEMPTS = 3
+
+_log = logging.getLogger(__name__)
 
 
 def check_tool(machine: Machine, entry: Entry) -> None:
@@ -92,13 +97,21 @@ class ToolCall:
                 return
             self.machine.emit(Event(kind="started", node_id=self.entry.id, at_s=self.machine.now()))
         try:
-            value = self._call()
+            value = self._call_again_while_idempotent()
         except Exception as error:  # noqa: BLE001 - a tool is foreign code; its fault is its node's
             self._failed(f"raised {type(error).__name__}: {error}", error)
             return
         with self.machine.turn():
             self._stop_timer()
             self.machine.finish(self.entry, Outcome(value=value))
+
+    def _call_again_while_idempotent(self) -> Any:
+        for _ in range(IDEMPOTENT_ATTEMPTS - 1 if self.tool.idempotent else 0):
+            try:
+                return self._call()
+            except Exception as error:  # noqa: BLE001 - whatever it was, calling again is harmless
+                _log.info("tool %r raised %r and is called again", self.tool.tool, error)
+        return self._call()
 
     def _call(self) -> Any:
         function = self.machine.registry[self.tool.tool]
