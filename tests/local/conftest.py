@@ -150,3 +150,14 @@ def worker(request: pytest.FixtureRequest, compiler: SequenceCompiler) -> Any:
 def greedy_plain() -> Any:
     """Function (model, prompt, count) -> greedy tokens of the plain forward."""
     return _greedy
+
+
+@pytest.fixture
+def make_tiny() -> Any:
+    """Function -> the tiny random model, anew."""
+    return tiny_llama
+
+
+@pytest.fixture
+def tokenizer() -> ByteTokenizer:
+    return ByteTokenizer()
