@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from sglang_dsl.runtime.schedule.levels import shared_levels
+from sglang_dsl.runtime.schedule.levels import depth_first, shared_levels
 from sglang_dsl.runtime.schedule.step import Group
 
 
@@ -81,3 +81,19 @@ def test_levels_of_random_trees_are_disjoint_nested_and_shared_by_their_rows(see
                 assert ends[row] == group.start
                 ends[row] = group.end
     assert levels.own_starts == ends
+
+
+def test_order_puts_whoever_computes_a_prefix_before_all_that_read_it():
+    """A node that is split keeps its serial below the split: by serial alone its writer would stand behind its readers."""
+    split, rest, below = (7, 40), (3, 60), (9, 50)
+    writer, reader, ends_at_split = ((split, rest), 10), ((split, below), 40), ((split,), 40)
+    rows = [reader, ends_at_split, writer]
+    order = depth_first([path for path, _ in rows], [start for _, start in rows])
+    assert rows[order[0]] == writer
+
+
+def test_order_keeps_subtrees_together():
+    paths = [((1, 8), (2, 16)), ((5, 4),), ((1, 8), (4, 16)), ((1, 8), (2, 16), (6, 20)), ((1, 8),)]
+    order = depth_first(paths, [16, 4, 16, 20, 8])
+    serials = [[paths[i][0][0] for i in order], [paths[i][1][0] for i in order if len(paths[i]) > 1]]
+    assert serials == [[5, 1, 1, 1, 1], [2, 2, 4]]

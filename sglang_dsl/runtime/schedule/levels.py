@@ -33,6 +33,23 @@ def path_of(node: Node | None) -> Path:
     return tuple(found)
 
 
+def depth_first(paths: Sequence[Path], starts: Sequence[int]) -> list[int]:
+    """The order of rows: subtree by subtree, and whoever computes a prefix before all that read it.
+
+    Of the branches below a node the one that begins earliest goes first: a row that computes tokens of the node itself begins
+    before its end, all others behind it.
+    """
+    earliest: dict[int, int] = {}
+    for path, start in zip(paths, starts, strict=True):
+        for serial, _ in path:
+            earliest[serial] = min(start, earliest.get(serial, start))
+    places = [
+        (*((earliest[serial], serial) for serial, _ in path), (start, -1))
+        for path, start in zip(paths, starts, strict=True)
+    ]
+    return sorted(range(len(places)), key=places.__getitem__)
+
+
 def shared_levels(paths: Sequence[Path], starts: Sequence[int], min_tokens: int) -> Levels:
     """The levels of rows in this order. Only nodes that end before a row's own new tokens can be in its levels.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..cache.keys import TOKEN_BYTES, common_bytes
 from ..cache.namespace import Namespace
 from ..cache.node import Node
-from .levels import Levels, Path, path_of, shared_levels
+from .levels import Levels, Path, depth_first, path_of, shared_levels
 from .request import GenerateRequest
 from .scoring import Edge, TrieNode
 from .seeds import seed_of
@@ -140,8 +140,7 @@ class StepBuilder:
 
     def build(self, step: int, decodes: list[Sequence], closes: Tokens[int], min_tokens: int) -> Flight:
         """The plan, and what has to be remembered until it lands."""
-        lanes = [_decode_lane(seq) for seq in decodes] + [_piece_lane(piece) for piece in self.pieces]
-        lanes.sort(key=lambda lane: (lane.path, lane.start))
+        lanes = _in_order([_decode_lane(seq) for seq in decodes] + [_piece_lane(piece) for piece in self.pieces])
         levels = shared_levels([lane.path for lane in lanes], [lane.start for lane in lanes], min_tokens)
         rows: list[Row] = []
         samples: list[SamplePoint] = []
@@ -185,7 +184,7 @@ class _Lane(NamedTuple):
 
 def arrange(decodes: list[Sequence], min_tokens: int) -> Arrangement:
     """Order decoding sequences depth first and find their levels."""
-    lanes = sorted((_decode_lane(seq) for seq in decodes), key=lambda lane: (lane.path, lane.start))
+    lanes = _in_order([_decode_lane(seq) for seq in decodes])
     levels = shared_levels([lane.path for lane in lanes], [lane.start for lane in lanes], min_tokens)
     order = [lane.item for lane in lanes if isinstance(lane.item, Sequence)]
     for seq, own_start in zip(order, levels.own_starts, strict=True):
@@ -199,6 +198,11 @@ def steady(step: int, decodes: Arrangement, closes: Tokens[int]) -> Flight:
     rows = [Row(seq.seq_id, seq.tokens[-1:], seq.computed, seq.pages, seq.own_start) for seq in order]
     samples = [SamplePoint(row, 0, seq.seq_id, len(seq.tokens) - seq.prompt_tokens) for row, seq in enumerate(order)]
     return Flight(StepPlan(step, rows, decodes.levels.groups, (), (), (), closes, samples), order, [], [])
+
+
+def _in_order(lanes: list[_Lane]) -> list[_Lane]:
+    order = depth_first([lane.path for lane in lanes], [lane.start for lane in lanes])
+    return [lanes[i] for i in order]
 
 
 def _decode_lane(seq: Sequence) -> _Lane:
