@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ...errors import EngineError
+from ...ir.execution import TokenScore
 from ..schedule.progress import Progress
 from ..schedule.scheduler import Scheduler
 from .calls import Call
@@ -15,10 +17,21 @@ from .metrics import Metrics
 
 
 class Delivery:
-    """Owner: the loop. `held_pages`: what requests and leases hold in the step whose progress is handed out."""
+    """Owner: the loop. `held_pages`: what requests and leases hold in the step whose progress is handed out.
+
+    Args:
+        token_bytes: the raw bytes of a token (the scheduler, where prompt scores come from, knows ids only).
+    """
 
     def __init__(
-        self, live: LiveCalls, scheduler: Scheduler, clock: Clock, metrics: Metrics, faults: Faults, weights: str
+        self,
+        live: LiveCalls,
+        scheduler: Scheduler,
+        clock: Clock,
+        metrics: Metrics,
+        faults: Faults,
+        weights: str,
+        token_bytes: Callable[[int], bytes],
     ) -> None:
         self._live = live
         self._scheduler = scheduler
@@ -26,6 +39,7 @@ class Delivery:
         self._metrics = metrics
         self._faults = faults
         self._weights = weights
+        self._token_bytes = token_bytes
         self.held_pages = 0
 
     def in_order(self, progress: Sequence[Progress]) -> list[Progress]:
@@ -85,12 +99,18 @@ class Delivery:
     def _observe_token(self, call: Call, item: Progress, now: float) -> None:
         if call.last_token_s is None:
             call.first_token_s = now
-            call.prompt_scores = item.prompt_scores
+            call.prompt_scores = tuple(self._spelled(score) for score in item.prompt_scores)
             self._metrics.observe("first_token_s", now - call.submitted_s)
         else:
             self._metrics.observe("inter_token_s", now - call.last_token_s)
         call.last_token_s = now
         self._metrics.generated_tokens += 1
+
+    def _spelled(self, score: TokenScore | None) -> TokenScore | None:
+        if score is None:
+            return None
+        top = tuple((token_id, logprob, self._token_bytes(token_id)) for token_id, logprob, _ in score.top)
+        return replace(score, token_bytes=self._token_bytes(score.token_id), top=top)
 
     def _scored(self, call: Call, item: Progress, now: float) -> None:
         if item.scored is None:

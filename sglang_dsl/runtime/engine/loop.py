@@ -59,7 +59,9 @@ class Loop:
         self._scheduler = scheduler
         self._config = config
         self._live = LiveCalls(scheduler, self._metrics, self._faults)
-        self._delivery = Delivery(self._live, scheduler, clock, self._metrics, self._faults, worker.info.weight_version)
+        self._delivery = Delivery(
+            self._live, scheduler, clock, self._metrics, self._faults, worker.info.weight_version, tokenizer.token_bytes
+        )
         self._unchecked = False  # something ran since the last idle check
         self._waiting_since = 0.0  # real time since when there was work and no step; 0: there is none
 
