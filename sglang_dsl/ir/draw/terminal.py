@@ -6,9 +6,10 @@ import io
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..analysis import calls_of
 from ..execution import Outcome
 from ..graph import Graph
-from ..nodes import Fork, ModelCall, Node, RoleBegin, RoleEnd, Text
+from ..nodes import Fork, Node, RoleBegin, RoleEnd, Text, subgraphs
 from .labels import Names, counts, names_of, notes, printable, shorten, title
 from .picture import folded_branches, summary_of
 from .ways import ways, ways_taken
@@ -47,10 +48,19 @@ def tree_of(graph: Graph, outcomes: Mapping[str, Outcome], fold: int | None) -> 
     """The tree as a rich renderable, with colours."""
     from rich.tree import Tree
 
-    calls = sum(isinstance(node, ModelCall) for node in graph)
-    root = Tree(_line(f"{graph.name or 'program'}", "bold", f"{len(graph)} nodes, {calls} model calls"))
+    nodes, calls = _size(graph), sum(map(calls_of, graph))
+    root = Tree(_line(graph.name or "program", "bold", f"{_count(nodes, 'node')}, {_count(calls, 'model call')}"))
     _grow(root, graph, outcomes, fold, names_of(graph))
     return root
+
+
+def _size(graph: Graph) -> int:
+    """All nodes, those of sub-graphs included."""
+    return len(graph) + sum(_size(inner) for node in graph for inner in subgraphs(node))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 class _Spot(NamedTuple):
