@@ -275,7 +275,7 @@ BORDERS = [
     ('{"type":"string","minLength":-1}', "not a whole number"),
     ('{"type":"string","pattern":"a(?=b)"}', "looking around"),
     ('{"type":"integer","maximum":NaN}', "NaN"),
-    ('{"properties":{"a":[]},"type":"object"}', "#/properties/a is not a schema"),
+    ('{"properties":{"a":[]},"type":"object"}', "is not an object of schemas"),
 ]
 
 
@@ -284,6 +284,43 @@ def test_schema_malformed_is_refused_and_the_next_one_still_compiles(text, messa
     with pytest.raises(ConstraintError, match=re.escape(message)):
         source(text)
     assert source('{"enum":["p","q"]}').matches('"q"')
+
+
+MISSHAPEN = [
+    {"type": "object", "properties": [1]},
+    {"type": "object", "required": "a"},
+    {"allOf": 3},
+    {"anyOf": {}},
+    {"anyOf": [1]},
+    {"enum": 3},
+    {"$ref": 3},
+    {"type": []},
+    {"type": [["a"]]},
+    {"type": "string", "pattern": 3},
+    {"type": "string", "format": []},
+    {"type": "object", "patternProperties": 3},
+    {"type": "object", "patternProperties": {"(": {}}},
+    {"type": "object", "propertyNames": 3},
+    {"type": "array", "items": 3},
+    {"type": "array", "items": [{}]},
+    {"type": "array", "prefixItems": [3]},
+    {"allOf": [{"properties": 3}, {"properties": {}}]},
+    {"allOf": [{"required": 3}, {"required": ["a"]}]},
+    {"oneOf": [{"type": 3}, {"type": [{}]}]},
+    {"oneOf": [{"properties": 3, "required": ["a"]}, {"properties": 4, "required": ["a"]}]},
+    {"type": "integer", "exclusiveMinimum": True, "minimum": 3},
+    {"type": "integer", "minimum": "3"},
+    {"type": "number", "minimum": 1e308},
+    {"enum": ["a"], "pattern": "("},
+    {"enum": ["a"], "type": "nope"},
+    {"nullable": "x"},
+]
+
+
+@pytest.mark.parametrize("schema", MISSHAPEN, ids=json.dumps)
+def test_schema_with_a_misshapen_keyword_is_a_constraint_error(schema):
+    with pytest.raises(ConstraintError):
+        matcher(schema)
 
 
 def test_audit_lists_what_is_narrowed_and_counts_forced_text():

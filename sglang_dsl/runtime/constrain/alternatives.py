@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import combinations
 from typing import Any
 
@@ -19,7 +20,10 @@ def filtered(values: list[Any], schema: dict[str, Any], path: str) -> list[Any]:
     from jsonschema import Draft202012Validator
 
     validator = Draft202012Validator(rest)
-    return [value for value in values if validator.is_valid(value)]
+    try:
+        return [value for value in values if validator.is_valid(value)]
+    except re.error as error:
+        raise refused(path, "pattern", f"the regex is malformed: {error}", "test it with `re.compile`") from error
 
 
 def disjoint(options: list[Schema], refs: Refs, path: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 from ...errors import ConstraintError
 from .limits import LIMITS
+from .shapes import misshapen
 
 Schema: TypeAlias = bool | dict[str, Any]
 
@@ -80,6 +81,8 @@ class Refs:
         """
         if isinstance(schema, bool):
             return schema
+        if (problem := misshapen(schema)) is not None:
+            raise refused(path, *problem, "see the JSON Schema reference of this keyword")
         plain = {k: v for k, v in schema.items() if k not in ANNOTATIONS}
         if set(plain) == {"$ref"} and not seen:
             self._check_loop(plain["$ref"], path, ())
