@@ -1,44 +1,42 @@
-"""Tracing: a body runs on values that do not exist yet, and leaves its graph."""
+"""Tracing: a body runs on values that do not exist yet, once per answer it may get, and leaves one graph.
+
+A trace is a picture and a prediction. Values always come from a real run, so no trace can make a run wrong. Where the
+body asks what only a run can answer, the graph holds a Break with the line.
+"""
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from ..errors import Origin, TraceError
+from ..errors import DslError, Origin, ProgramError
 from ..ir.graph import Graph
-from ..ir.nodes import (
-    Arm,
-    Break,
-    Concat,
-    Constant,
-    DictOf,
-    Expression,
-    Input,
-    Json,
-    ListOf,
-    Loop,
-    Map,
-    Node,
-    Plain,
-    Reference,
-    Return,
-    Switch,
-)
-from .bindings import Bound
-from .data import data_of_value
+from ..ir.nodes import Constant, Node, Return
 from .drafting import Cursor, Line
-from .regions import Body, run_map
-from .sites import Site, Sites, caller_origin, origin_of_traceback
 from .state import State
-from .values import TAG_BEGIN, TAG_END, Abstract, Forced
+from .tracing.decisions import Chooser, Decision, Stop
+from .tracing.explore import explored
+from .tracing.follower import Trace
+from .tracing.guard import no_effects, same_random
+from .tracing.inputs import Symbols
+from .tracing.items import link
+from .tracing.naming import renamed
+from .tracing.path import Path
 
 if TYPE_CHECKING:
     from .program import Program
 
-_TAG = re.compile(f"{TAG_BEGIN}([0-9]+){TAG_END}")
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What a trace found. `unsaid`: why the program's result is not in the graph, or ""."""
+
+    graph: Graph
+    unsaid: str = ""
 
 
 def trace(
@@ -46,182 +44,150 @@ def trace(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    symbolic: tuple[str, ...],
-    strict: bool,
+    symbolic: Iterable[str] = (),
+    strict: bool = False,
 ) -> Graph:
-    """The graph of one path through the body. Arguments named in `symbolic` are Inputs."""
-    tracer = Tracer(program.name, program.sites)
-    state = State(Cursor(tracer, Line(), {}, ""))
-    given = {**kwargs, **{name: tracer.input(name) for name in symbolic}}
+    """The graph of every path through the body.
+
+    symbolic: parameters whose leaves (texts, numbers, booleans) stay unknown and become Inputs; the structure of the value
+    given holds for the graph. A parameter that is given no value is one unknown leaf of its annotation's type.
+
+    Raises:
+        TraceError: `strict` and the body asks what only a run can answer; an argument that cannot be copied or stay
+            unknown. Else whatever the body raises before it has touched an unknown value.
+    """
+    return traced(program, args, kwargs, symbolic=symbolic, strict=strict).graph
+
+
+def traced(
+    program: Program[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    symbolic: Iterable[str] = (),
+    strict: bool = False,
+) -> Traced:
+    """Like `trace`, with what the graph does not say."""
+    following = Trace(program.name, program.sites, strict=strict)
+    symbols = Symbols(program, args, kwargs, tuple(symbolic))
+    if program.asynchronous and _loop_is_running():
+        return _in_thread(lambda: _Tracer(program, following, symbols).traced())
+    return _Tracer(program, following, symbols).traced()
+
+
+class _Tracer:
+    """Runs the body as often as needed. Owner: one trace."""
+
+    def __init__(self, program: Program[..., Any], following: Trace, symbols: Symbols) -> None:
+        self._program = program
+        self._trace = following
+        self._symbols = symbols
+        self._unsaid = ""
+
+    def traced(self) -> Traced:
+        """The merged graph."""
+        with same_random() as restore:
+
+            def walk(script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Path:
+                restore()
+                return self._walk(script, choose, before)
+
+            try:
+                items, _ = explored(walk)
+            finally:
+                self._trace.path = None
+        nodes: list[Node] = [*self._symbols.inputs, *link(items)]
+        kept = [n for n in nodes if not (isinstance(n, Return) and n.value == Constant(None))]
+        return Traced(Graph(renamed(kept), name=self._program.name).freeze(), self._unsaid)
+
+    def _walk(self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Path:
+        path = Path(self._trace, script, choose, before, asynchronous=self._program.asynchronous)
+        self._trace.path = path
+        for node in self._symbols.inputs:
+            path.graph.append(node)
+        args, kwargs = self._symbols.arguments(self._trace)
+        path.questioned = bool(self._symbols.inputs)
+        state = State(Cursor(path, Line(), {}, ""))
+        try:
+            value = self._body(state, args, kwargs, path)
+            self._note_return(path, state, value)
+        except Stop:
+            return path
+        except Exception as error:
+            if self._trace.strict or not path.questioned:
+                raise
+            self._note_failure(path, error)
+        return path
+
+    def _body(self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
+        call = self._program._call
+        if not self._program.asynchronous:
+            with no_effects(lambda what: path.stop(f"the body {what}")):
+                return call(state, args, kwargs)
+        with asyncio.Runner() as runner:
+            runner.get_loop()  # makes its sockets before the guard stands
+            found: list[Any] = []  # a task's own result is shown in places, and showing is asking
+
+            async def follow() -> None:
+                found.append(await call(state, args, kwargs))
+
+            with no_effects(lambda what: path.stop(f"the body {what}")):
+                runner.run(follow())
+            return found[0]
+
+    def _note_return(self, path: Path, state: State, value: Any) -> None:
+        """The Return, also of nothing, so that ways that return and ways that do not can meet."""
+        line, origin = state._cursor.line, self._program.origin
+        try:
+            expression = path.expression(value, origin)
+        except ProgramError as error:
+            self._unsaid = error.what
+            expression = Constant(None)
+        path.append([Return(id="return", context=line.tip, branch=line.branch, origin=origin, value=expression)])
+
+    def _note_failure(self, path: Path, error: Exception) -> None:
+        what = error.what if isinstance(error, DslError) else f"{type(error).__name__}: {error}"
+        try:
+            path.stop(f"the body raised, or met what has no value yet: {what}", origin=_raised_at(error, self._program))
+        except Stop:
+            return
+
+
+def _raised_at(error: Exception, program: Program[..., Any]) -> Origin:
+    """The last line of the body's own file in the traceback."""
+    if isinstance(error, DslError) and error.origin is not None:
+        return error.origin
+    found, frame = program.origin, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == program.origin.file:
+            found = replace(program.origin, line=frame.tb_lineno)
+        frame = frame.tb_next
+    return found
+
+
+def _loop_is_running() -> bool:
     try:
-        value = run_body(program._call(state, args, given))
-        if value is not None:
-            expression = tracer.expression(value, program.origin)
-            tracer.append([Return(id="return", context=state._cursor.line.tip, value=expression)])
-    except Forced as forced:
-        tracer.stop(state, forced, strict=strict)
-    return tracer.graph.freeze()
-
-
-def run_body(value: Any) -> Any:
-    """What the body returned; an `async def` body is driven here, where nothing is ever waited for."""
-    if not inspect.iscoroutine(value):
-        return value
-    try:
-        value.send(None)
-    except StopIteration as ended:
-        return ended.value
-    value.close()
-    raise TraceError("the body awaits something that is not a value of its state", hint="await values and joins only")
-
-
-class Tracer:
-    """A Recorder that runs nothing. Owner: one trace."""
-
-    tracing = True
-    asynchronous = False
-
-    def __init__(self, name: str, sites: Sites, abstracts: list[Abstract] | None = None) -> None:
-        self.graph = Graph(name=name)
-        self.sites = sites
-        self._abstracts: list[Abstract] = [] if abstracts is None else abstracts
-
-    def input(self, name: str) -> Abstract:
-        """An argument that stays unknown."""
-        self.append([Input(id=name, name=name)])
-        return self._abstract(Reference(name))
-
-    def append(self, nodes: Sequence[Node]) -> None:
-        """Keep the nodes."""
-        for node in nodes:
-            self.graph.append(node)
-
-    def stop(self, state: State, forced: Forced, *, strict: bool) -> None:
-        """The body asked for a value: the graph ends in a Break at its line."""
-        origin = origin_of_traceback(forced.__traceback__)
-        reason = f"{forced.asked.strip('_')} of the value of {forced.reference.node_id!r} was asked for"
-        if strict:
-            raise TraceError(reason, hint="use switch, or trace with strict=False", origin=origin)
-        self.append(
-            [Break(id="break", context=state._cursor.line.tip, reason=reason, on=forced.reference, origin=origin)]
-        )
-
-    def register(self, key: str, function: Callable[..., Any]) -> str:
-        """Nothing is called while tracing."""
-        return key
-
-    def pieces(self, text: str) -> tuple[Plain | Reference, ...]:
-        """Text between the tags, and references for the tags."""
-        parts = _TAG.split(text)
-        found: list[Plain | Reference] = []
-        for index, part in enumerate(parts):
-            if index % 2:
-                found.append(self._abstracts[int(part)].reference)
-            elif part:
-                found.append(Plain(part))
-        return tuple(found)
-
-    def expression(self, value: Any, origin: Origin) -> Expression:
-        """Data; an abstract value is a reference."""
-        if isinstance(value, Abstract):
-            return value.reference
-        if isinstance(value, (list, tuple)):
-            return ListOf(tuple(self.expression(item, origin) for item in value))
-        if isinstance(value, dict):
-            return DictOf(tuple((str(key), self.expression(item, origin)) for key, item in value.items()))
-        if isinstance(value, str):
-            parts = tuple(p if isinstance(p, Reference) else Constant(p.text) for p in self.pieces(value))
-            return Constant(value) if all(isinstance(p, Constant) for p in parts) else Concat(parts)
-        return data_of_value(value, origin)
-
-    def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
-        """A stand-in."""
-        return self._abstract(Reference(bound.node_id))
-
-    async def aread(self, bound: Bound) -> Any:
-        """A stand-in."""
-        return self.read(bound)
-
-    def is_finished(self, node_id: str) -> bool:
-        """Nothing is."""
+        asyncio.get_running_loop()
+    except RuntimeError:
         return False
-
-    def outcome(self, node_id: str) -> NoReturn:
-        """There is none."""
-        raise TraceError(
-            f"the text or meta of {node_id!r} was asked for while tracing, where nothing is computed",
-            hint="run the program",
-            origin=caller_origin(),
-        )
-
-    def switch(self, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
-        """A Switch with every arm as a sub-graph."""
-        recorded = [
-            self._recorded(state, body, site, str(k)) for k, body in enumerate((*arms.values(), default)) if body
-        ]
-        values: list[tuple[Json, ...] | None] = [(_plain(key, site),) for key in arms]
-        made = [Arm(value, graph, result) for value, (graph, result) in zip([*values, None], recorded, strict=False)]
-        return self._region(state, site, Switch, on=Reference(bound.node_id), arms=tuple(made))
-
-    def loop(self, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
-        """A Loop with its body as a sub-graph."""
-        found: list[Reference] = []
-
-        def once(inside: State) -> Any:
-            result = body(inside)
-            found.extend(() if until is None else (Reference(inside._find(until).node_id),))
-            return result
-
-        graph, result = self._recorded(state, once, site, "0")
-        fields = {"until": found[0] if found else None, "stop_value": _plain(stop_value, site), "limit": limit}
-        return self._region(state, site, Loop, body=graph, result=result, **fields)
-
-    def map(self, state: Any, items: Sequence[Any], body: Callable[[Any, Any], Any], site: Site) -> list[Any]:
-        """Known items fork; unknown ones are a Map with its body as a sub-graph."""
-        if not isinstance(items, Abstract):
-            return run_map(state._fork(len(items), site), items, body) if len(items) else []
-        inputs: list[str] = []
-
-        def once(inside: State) -> Any:
-            tracer = inside._cursor.recorder
-            if not isinstance(tracer, Tracer):
-                raise TypeError("a traced body has a tracing state")
-            inputs.append(f"{site.label}.item{inside._cursor.line.suffix}")
-            return body(inside, tracer.input(inputs[0]))
-
-        graph, result = self._recorded(state, once, site, "0")
-        found: list[Any] = self._region(
-            state, site, Map, items=items.reference, item=inputs[0], body=graph, result=result
-        )
-        return found
-
-    def _recorded(self, state: State, body: Body, site: Site, label: str) -> tuple[Graph, Expression | None]:
-        """A body's sub-graph and what it returns. It sees the names of the state; its ids have a path of their own."""
-        inner = Tracer(self.graph.name, self.sites, self._abstracts)
-        outer = state._cursor
-        path = ",".join(filter(None, (outer.line.path, f"{site.label}={label}")))
-        line = Line(path=path, role=outer.line.role, handles=dict(outer.line.handles))
-        value = body(State(Cursor(inner, line, dict(outer.names), outer.scope)))
-        return inner.graph.freeze(), None if value is None else inner.expression(value, site.origin)
-
-    def _region(self, state: State, site: Site, kind: type[Node], **fields: Any) -> Any:
-        statement = state._cursor.draft(site)
-        node_id = statement.push(kind, **fields)
-        state._cursor.commit(statement)
-        return self._abstract(Reference(node_id))
-
-    def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
-        """Nothing runs."""
-
-    def _abstract(self, reference: Reference) -> Abstract:
-        abstract = Abstract(len(self._abstracts), reference)
-        self._abstracts.append(abstract)
-        return abstract
+    return True
 
 
-def _plain(value: Any, site: Site) -> Json:
-    """A value that decides, as data."""
-    expression = data_of_value(value, site.origin)
-    if not isinstance(expression, Constant):
-        raise TraceError(f"{value!r} is not a plain value", hint="decide by plain values", origin=site.origin)
-    return expression.value
+def _in_thread(work: Callable[[], Traced]) -> Traced:
+    """An async body cannot be driven inside a loop that is running: it gets a thread with one of its own."""
+    found: list[Traced] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001  raised below, in the caller's thread
+            failed.append(error)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]

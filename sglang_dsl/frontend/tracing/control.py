@@ -1,0 +1,208 @@
+"""`s.switch`, `s.loop` and `s.map` in a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ...errors import TraceError
+from ...ir.graph import Graph
+from ...ir.nodes import Constant, Expression, Input, Json, Loop, Map, Node, Reference, Return
+from ..bindings import Bound, Local
+from ..data import data_of_value
+from ..drafting import Cursor, Line
+from ..regions import Body, decided_by, run_switch
+from ..sites import Site
+from ..values import Abstract, Unknown
+from .decisions import Chooser, Decision, Group, Stop
+from .explore import explored
+from .items import link
+from .reading import shape_of
+from .shapes import JSON, Data, Finite, Shape, Text
+
+if TYPE_CHECKING:
+    from .path import Path
+
+
+def follow_switch(
+    path: Path, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site
+) -> Any:
+    """Decide which arm this run takes, and take it."""
+    on, line = Reference(bound.node_id), state._cursor.line
+    shape = shape_of(path, bound)
+    if isinstance(shape, Finite):
+        values = [(raw, typed) for raw, typed in shape.choices if _is_left(raw, path.left(on))]
+        value = _decided_value(path, on, values, arms)
+        return run_switch(state, line, bound, value, arms, default, site)
+    known = path.left(on)
+    if known is not None and len(known) == 1:
+        return run_switch(state, line, bound, known[0], arms, default, site)
+    groups: list[Group] = [(_plain(key, site),) for key in arms]
+    taken = path.decide(on, groups if default is None else [*groups, None])
+    body = [*arms.values(), default][taken]
+    if body is None:
+        raise TypeError("a switch without arms took one")
+    with decided_by(line, bound):
+        return body(state)
+
+
+def _decided_value(path: Path, on: Reference, values: list[tuple[Json, Any]], arms: Mapping[Any, Body]) -> Any:
+    """A value of the group that this run goes on with: those with one arm are one group."""
+    groups: dict[Any, list[tuple[Json, Any]]] = {}
+    for raw, typed in values:
+        key = next((i for i, k in enumerate(arms) if k == typed and isinstance(k, bool) == isinstance(typed, bool)), -1)
+        groups.setdefault(key, []).append((raw, typed))
+    chosen = list(groups.values())
+    return chosen[path.decide(on, [tuple(raw for raw, _ in group) for group in chosen])][0][1]
+
+
+def _is_left(raw: Json, left: Group) -> bool:
+    return left is None or any(raw == v and type(raw) is type(v) for v in left)
+
+
+def follow_loop(path: Path, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
+    """Record the body once, with all its ways, and push a Loop."""
+    deciders: list[Reference] = []
+
+    def once(inside: Any) -> Any:
+        result = body(inside)
+        deciders.extend(() if until is None else (Reference(inside._find(until).node_id),))
+        return result
+
+    recorded = _Recorded(path, state, state._cursor.line, once, site)
+    graph, result = recorded.graph()
+    node_id = _push(
+        state, site, Loop, body=graph, result=result, limit=limit,
+        until=deciders[0] if deciders else None, stop_value=_plain(stop_value, site),
+    )  # fmt: skip
+    recorded.leave(state)
+    return None if result is None else path.trace.member(Reference(node_id), recorded.shape)
+
+
+def follow_map(path: Path, state: Any, items: Unknown, body: Callable[[Any, Any], Any], site: Site) -> Any:
+    """Record the body once, for an item that stays unknown, and push a Map."""
+    outer = state._cursor.line
+    outer.forks += 1
+    round_ = "*" if outer.forks == 1 else f"{outer.forks}:*"
+    line = outer.start_branch(outer.tip, None, f"{outer.path},{round_}" if outer.path else round_)
+    shape = getattr(items._shape, "item", None) or JSON
+    item = Input(id=f"{site.label}.item{line.suffix}", name=f"{site.label}.item{line.suffix}")
+
+    def once(inside: Any) -> Any:
+        inside._cursor.recorder.graph.append(item)
+        return body(inside, path.trace.member(Reference(item.id), shape))
+
+    recorded = _Recorded(path, state, line, once, site)
+    graph, result = recorded.graph()
+    whole = Graph([item, *graph], name=graph.name).freeze()
+    node_id = _push(state, site, Map, items=items._reference, item=item.id, body=whole, result=result)
+    return path.trace.member(Reference(node_id), Data(list, item=recorded.shape))
+
+
+class _Recorded:
+    """A body followed on a copy of the state. `shape`: of what it returns."""
+
+    def __init__(self, path: Path, state: Any, line: Line, body: Callable[[Any], Any], site: Site) -> None:
+        self.shape: Shape = JSON
+        self._path = path
+        self._state = state
+        self._line = line
+        self._body = body
+        self._site = site
+        self._names: dict[str, Bound] = {}
+        self._counts: dict[str, int] = {}
+
+    def graph(self) -> tuple[Graph, Expression | None]:
+        """Its sub-graph and what it returns."""
+        trace, outer = self._path.trace, self._path
+        base = (self._line.tip, self._line.branch) if self._line.tip and self._line.branch is not None else None
+        try:
+            items, _ = explored(self._walk, base)
+        finally:
+            trace.path = outer
+        nodes = list(link(items))
+        returned = next((n.value for n in nodes if isinstance(n, Return)), None)
+        kept = [node for node in nodes if not isinstance(node, Return)]
+        result = None if returned == Constant(None) else returned
+        return Graph(kept, name=trace.name).freeze(), result
+
+    def leave(self, state: Any) -> None:
+        """What the body has bound and counted, for what comes after it on the same line."""
+        state._cursor.line.counts.update(self._counts)
+        for name, bound in self._names.items():
+            if state._cursor.names.get(name) is not bound:
+                state._cursor.rebind(name, _Inside(self._path, name))
+
+    def _walk(self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Path:
+        path = self._path.inside(script, choose, before)
+        path.trace.path = path
+        line = _copy(self._line)
+        cursor = Cursor(path, line, dict(self._state._cursor.names), self._state._cursor.scope)
+        inside = type(self._state)(cursor, self._state.index)
+        try:
+            value = self._body(inside)
+            self._note_shape(value)
+            expression = path.expression(value, self._site.origin)
+            path.append([Return(id="return", context=line.tip, value=expression)])
+        except Stop:
+            return path
+        self._names, self._counts = cursor.names, line.counts
+        return path
+
+    def _note_shape(self, value: Any) -> None:
+        if isinstance(value, Abstract):
+            self.shape = Text()
+        elif type(value) is Unknown:
+            self.shape = value._shape
+
+
+class _Inside(Local):
+    """A name that the body of a loop binds: which round's value it has only a run can say."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Path, label: str) -> None:
+        super().__init__("", None, label)
+        self._path = path
+
+    @property
+    def expression(self) -> NoReturn:
+        """No node has it."""
+        self.resolve(str)
+
+    def resolve(self, text_of: Callable[[str], str]) -> NoReturn:
+        """Ends the run of the body."""
+        self._path.stop(
+            f"the name {self.label!r} is bound inside a loop and read after it: let the body return the value"
+        )
+
+
+def _copy(line: Line) -> Line:
+    copy = Line(
+        tip=line.tip,
+        branch=line.branch,
+        path=line.path,
+        role=line.role,
+        control=line.control,
+        handles=dict(line.handles),
+    )
+    copy.counts, copy.forks = dict(line.counts), line.forks
+    return copy
+
+
+def _push(state: Any, site: Site, kind: type[Node], **fields: Any) -> str:
+    statement = state._cursor.draft(site)
+    node_id: str = statement.push(kind, **fields)
+    state._cursor.commit(statement)
+    return node_id
+
+
+def _plain(value: Any, site: Site) -> Json:
+    """A value that decides, as JSON."""
+    if isinstance(value, Enum):
+        value = value.value
+    expression = data_of_value(value, site.origin)
+    if not isinstance(expression, Constant):
+        raise TraceError(f"{value!r} is not a plain value", hint="decide by plain values", origin=site.origin)
+    return expression.value

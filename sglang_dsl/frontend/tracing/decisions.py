@@ -1,0 +1,53 @@
+"""Decisions: where a body asked something of a value that has few possibilities."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from ...errors import Origin
+from ...ir.nodes import Json, Reference
+
+Chooser: TypeAlias = "Callable[[Decision], int]"
+Group: TypeAlias = tuple[Json, ...] | None  # values with one answer; None: all that no other group names
+
+_OCCURRENCE = re.compile(r"#\d+")
+
+
+class Stop(BaseException):
+    """Ends a run of the body at its Break. No `Exception`, so that the body's own handlers let it through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One answer that a run of the body went on with.
+
+    on: the value asked of, as JSON. groups: its possibilities by answer. taken: the index of the group followed. at: nodes that
+    the body had appended before.
+    """
+
+    on: Reference
+    groups: tuple[Group, ...]
+    taken: int
+    at: int
+    origin: Origin
+
+    @property
+    def values(self) -> Group:
+        """The values followed."""
+        return self.groups[self.taken]
+
+    @property
+    def place(self) -> tuple[str, int, int, str]:
+        """The question without the round of a loop it was asked in."""
+        return (self.origin.file, self.origin.line, self.origin.column, _OCCURRENCE.sub("", self.on.node_id))
+
+    def instead(self, taken: int) -> Decision:
+        """The same question with another answer."""
+        return replace(self, taken=taken)
+
+    def same_question(self, other: Decision) -> bool:
+        """Whether `other` asks the same at the same point."""
+        return (self.on, self.groups, self.at) == (other.on, other.groups, other.at)

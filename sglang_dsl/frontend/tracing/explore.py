@@ -1,0 +1,196 @@
+"""Which runs of a body are made, and the one list of items they become.
+
+All answers are followed while there are at most MAX_PATHS runs. Above that every answer to every question is followed
+once: the rest of that run takes the answers of the run it parted from, and rejoins it at their longest common end.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from ...ir.nodes import Node
+from .decisions import Decision, Group
+from .items import Item, Line, loosen
+from .regions import merged
+
+if TYPE_CHECKING:
+    from .path import Path
+
+MAX_PATHS = 256
+
+Walk: TypeAlias = "Callable[[Sequence[Decision], Callable[[Decision], int], Sequence[Node]], Path]"
+
+
+def explored(walk: Walk, base: Line = None) -> tuple[list[Item], Path]:
+    """The items of all runs, and the first run. `base`: see `loosen`."""
+    tree = _all_paths(walk, base)
+    if tree is not None:
+        return tree.items(0), tree.first
+    spine = _Cover(walk, base).spine([], ())
+    return spine.items(0), spine.path
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Tree:
+    """The runs that agree on the first decisions. `children`: by the answer to the next one."""
+
+    first: Path
+    base: Line
+    children: dict[int, _Tree] = field(default_factory=dict)
+
+    def items(self, depth: int) -> list[Item]:
+        """What happens after `depth` decisions."""
+        start = self.first.decisions[depth - 1].at if depth else 0
+        loose = loosen(self.first.nodes, self.base)
+        if not self.children:
+            return loose[start:]
+        decision = self.first.decisions[depth]
+        return loose[start : decision.at] + merged(decision, self._ways(depth, decision))
+
+    def _ways(self, depth: int, decision: Decision) -> list[tuple[Group, list[Item]]]:
+        """By answer; a question about the same value that follows at once only splits an answer further."""
+        ways: list[tuple[Group, list[Item]]] = []
+        for answer, child in sorted(self.children.items()):
+            following = child.first.decisions[depth + 1] if len(child.first.decisions) > depth + 1 else None
+            if child.children and following is not None and (following.on, following.at) == (decision.on, decision.at):
+                ways.extend(child._ways(depth + 1, following))
+            else:
+                ways.append((decision.groups[answer], child.items(depth + 1)))
+        return ways
+
+
+def _all_paths(walk: Walk, base: Line) -> _Tree | None:
+    """Every run, or None where there are too many."""
+    root: _Tree | None = None
+    waiting: deque[tuple[list[Decision], Sequence[Node]]] = deque([([], ())])
+    paths = 0
+    while waiting:
+        paths += 1
+        if paths > MAX_PATHS:
+            return None
+        script, before = waiting.popleft()
+        path = walk(script, _Alternating(), before)
+        root = _grow(root, path, base)
+        for index, decision in enumerate(path.decisions[len(script) :], len(script)):
+            others = (n for n in range(len(decision.groups)) if n != decision.taken)
+            waiting.extend(([*path.decisions[:index], decision.instead(n)], path.nodes) for n in others)
+    return root
+
+
+def _grow(root: _Tree | None, path: Path, base: Line) -> _Tree:
+    if root is None:
+        root = _Tree(path, base)
+    tree = root
+    for decision in path.decisions:
+        tree = tree.children.setdefault(decision.taken, _Tree(path, base))
+    return root
+
+
+class _Alternating:
+    """Answers a question anew with its first group, and in later rounds of a loop with the next, so that loops end."""
+
+    def __init__(self) -> None:
+        self._asked: Counter[object] = Counter()
+
+    def __call__(self, decision: Decision) -> int:
+        self._asked[decision.place] += 1
+        return (self._asked[decision.place] - 1) % len(decision.groups)
+
+
+# --- every answer once ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Spine:
+    """A run, with the runs that part from it.
+
+    One that parted from `parent` at its parting `number` does from item `cut` on what `parent` does from `joins` on.
+    """
+
+    path: Path
+    loose: list[Item]
+    partings: list[tuple[Decision, list[tuple[Group, _Spine]]]] = field(default_factory=list)
+    parent: _Spine | None = None
+    cut: int = 0
+    joins: int = 0
+    number: int = 0
+
+    def items(self, start: int, number: int = 0) -> list[Item]:
+        """What happens from item `start` on, with the partings from `number` on."""
+        if self.parent is not None and start >= self.cut:
+            return self.parent.items_from(self.joins + start - self.cut, self.number + 1)
+        end = self.cut if self.parent is not None else len(self.loose)
+        if number < len(self.partings) and self.partings[number][0].at < end:
+            decision, others = self.partings[number]
+            own = self.items(max(decision.at, start), number + 1)
+            ways = [(decision.values, own), *((values, other.items(decision.at)) for values, other in others)]
+            return self.loose[start : decision.at] + merged(decision, ways, assumed=True)
+        tail = [] if self.parent is None else self.parent.items_from(self.joins, self.number + 1)
+        return self.loose[start:end] + tail
+
+    def items_from(self, start: int, number: int) -> list[Item]:
+        """What happens from item `start` on, with every parting there that is not before parting `number`."""
+        while number < len(self.partings) and self.partings[number][0].at < start:
+            number += 1
+        return self.items(start, number)
+
+
+class _Cover:
+    """Makes the runs that follow every answer once."""
+
+    def __init__(self, walk: Walk, base: Line) -> None:
+        self._walk = walk
+        self._base = base
+        self._claimed: set[object] = set()
+        self._preferred: dict[object, Group] = {}
+
+    def spine(self, script: list[Decision], before: Sequence[Node], parent: _Spine | None = None) -> _Spine:
+        """A run after `script`, and all that part from it."""
+        path = self._walk(script, _Preferring(self._preferred), before)
+        spine = _Spine(path, loosen(path.nodes, self._base))
+        if parent is not None:
+            begin = script[-1].at
+            common = _common_end(spine.loose[begin:], parent.loose[begin:])
+            spine.parent, spine.number, spine.cut = parent, len(parent.partings), len(spine.loose) - common
+            spine.joins = len(parent.loose) - common
+        fresh = []
+        for index, decision in enumerate(path.decisions[len(script) :], len(script)):
+            self._preferred.setdefault(decision.place, decision.values)
+            if decision.place not in self._claimed and (parent is None or decision.at < spine.cut):
+                self._claimed.add(decision.place)
+                fresh.append((index, decision))
+        for index, decision in fresh:
+            others = [n for n in range(len(decision.groups)) if n != decision.taken]
+            scripts = [[*path.decisions[:index], decision.instead(n)] for n in others]
+            parted = [
+                (decision.groups[n], self.spine(s, path.nodes, spine)) for n, s in zip(others, scripts, strict=True)
+            ]
+            spine.partings.append((decision, parted))
+        return spine
+
+
+class _Preferring:
+    """Answers as the runs before did, and in later rounds of a loop with the next answer."""
+
+    def __init__(self, preferred: dict[object, Group]) -> None:
+        self._preferred = preferred
+        self._asked: Counter[object] = Counter()
+
+    def __call__(self, decision: Decision) -> int:
+        known = self._preferred.get(decision.place)
+        first = decision.groups.index(known) if known in decision.groups else 0
+        self._asked[decision.place] += 1
+        return (first + self._asked[decision.place] - 1) % len(decision.groups)
+
+
+def _common_end(one: Sequence[Item], other: Sequence[Item]) -> int:
+    length = 0
+    while length < min(len(one), len(other)) and one[-1 - length] == other[-1 - length]:
+        length += 1
+    return length

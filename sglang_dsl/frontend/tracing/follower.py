@@ -1,0 +1,158 @@
+"""A trace: what all runs of one body share, and what abstract values ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ...errors import TraceError
+from ...ir.nodes import Reference
+from ..sites import Sites
+from ..values import Abstract, Domain, Unknown, exact, is_abstract
+from .decisions import Group
+from .origins import user_origin
+from .path import Path
+from .shapes import Finite, Maybe, Opaque, Shape, Text
+from .tags import Tags
+
+
+class Trace:
+    """Follows what a body does with abstract values. Owner: one call of `trace`; `path` is the run that is under way."""
+
+    def __init__(self, name: str, sites: Sites, *, strict: bool) -> None:
+        self.name = name
+        self.sites = sites
+        self.strict = strict
+        self.tags = Tags()
+        self.path: Path | None = None
+        self._numbers: dict[Reference, int] = {}
+        self._known: list[Abstract] = []
+
+    # making values -----------------------------------------------------------------------------------------------
+
+    def member(self, reference: Reference, shape: Shape) -> Any:
+        """A value of this shape. Those that Python can tell apart by identity are decided here and now."""
+        match shape:
+            case Text():
+                known = self._path().left(reference)  # a switch may have decided what it is
+                return self.text(reference, reference, None if known is None else tuple((v, v) for v in known))
+            case Finite(choices=choices) if shape.textual:
+                return self.text(reference, reference, choices)
+            case Finite(choices=choices):
+                return self._one_of(reference, choices, lambda value: value, by_value=True)
+            case Maybe(shape=inside):
+                return None if self._is_null(reference) else self.member(reference, inside)
+            case Opaque(certain=False):
+                self._refuse("reading", reference)
+        return Unknown(self, reference, shape)
+
+    def _is_null(self, reference: Reference) -> bool:
+        """Decided once in a run."""
+        path = self._path()
+        groups: tuple[Group, ...] = ((None,), None)
+        known = next((d for d in path.decisions if d.on == reference and d.groups == groups), None)
+        return (path.decide(reference, groups) if known is None else known.taken) == 0
+
+    def text(self, reference: Reference, on: Reference, domain: Domain | None) -> Abstract:
+        """See `Follower`."""
+        return Abstract(self.tag(reference, on, domain), self, reference, on, domain)
+
+    def tag(self, reference: Reference, on: Reference | None = None, domain: Domain | None = None) -> str:
+        """The characters that stand for a reference, the same each time."""
+        number = self._numbers.get(reference)
+        if number is None:
+            number = self._numbers[reference] = len(self._known)
+            text = self.tags.tag(number)
+            self._known.append(Abstract(text, self, reference, on or reference, domain))
+        return exact(self._known[number])
+
+    def compound(self, text: str) -> str:
+        """See `Follower`."""
+        found = self.tags.find(text)
+        numbers = [part for part in found.parts if isinstance(part, int)]
+        if not numbers and not found.damage:
+            return text
+        if len(found.parts) == 1 and numbers:
+            return self._known[numbers[0]]
+        on = self._known[numbers[0]].on if numbers else Reference("")
+        return Abstract(text, self, None, on, None)
+
+    def reference(self, number: int) -> Reference:
+        """What a tag stands for."""
+        reference = self._known[number].reference
+        if reference is None:
+            raise TraceError("a tag stands for no single value")
+        return reference
+
+    # asking ------------------------------------------------------------------------------------------------------
+
+    def ask(self, value: Abstract | Unknown, what: str, question: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """See `Follower`."""
+        path = self._path()
+        path.questioned = True
+        given = tuple(self._settled(arg, what) if is_abstract(arg) else arg for arg in args)
+        if isinstance(value, Abstract):
+            if value.domain is not None:
+                return self._one_of(value.on, value.domain, lambda v: question(v, *given))
+            if value.reference is None:
+                return question(self._settled(value, what), *given)
+            self._refuse(what, value.on)
+        return self._refuse(what, value._reference)
+
+    def _settled(self, value: Any, what: str) -> Any:
+        """The one value that this run goes on with. Ends the run where there are too many."""
+        if type(value) is Unknown:
+            self._refuse(what, value._reference)
+        if value.domain is not None:
+            return self._one_of(value.on, value.domain, str, by_value=True)
+        if value.reference is not None:
+            self._refuse(what, value.on)
+        found = self.tags.find(exact(value))
+        if found.damage:
+            self._path().stop(f"{what} of {found.damage}")
+        return "".join(p if isinstance(p, str) else self._settled(self._known[p], what) for p in found.parts)
+
+    def _one_of(self, on: Reference, domain: Domain, question: Callable[[Any], Any], *, by_value: bool = False) -> Any:
+        """Group what is left of the domain by its answer, and go on with one of the groups."""
+        path = self._path()
+        path.questioned = True
+        left = path.left(on)
+        groups: dict[str, list[Any]] = {}
+        answers: dict[str, tuple[Any, Exception | None]] = {}
+        for raw, value in domain:
+            if left is not None and not any(raw == v and type(raw) is type(v) for v in left):
+                continue
+            answer, error = _answer(question, value)
+            key = repr((type(raw), raw)) if by_value else repr((type(answer), answer, type(error), str(error)))
+            answers.setdefault(key, (answer, error))
+            groups.setdefault(key, []).append(raw)
+        keys = list(groups)
+        chosen = keys[path.decide(on, [_group(groups[key]) for key in keys])]
+        answer, error = answers[chosen]
+        if error is not None:
+            raise error
+        return answer
+
+    def _refuse(self, what: str, on: Reference | None) -> NoReturn:
+        source = f"the value of {on.node_id!r}" if on is not None else "a value"
+        self._path().stop(f"{what} of {source}, which does not exist while tracing", on)
+
+    def _path(self) -> Path:
+        if self.path is None:
+            raise TraceError(
+                f"a value of the trace of {self.name!r} was used after the trace had ended",
+                hint="keep values of a trace inside the traced body; run the program for real ones",
+                origin=user_origin(),
+            )
+        return self.path
+
+
+def _answer(question: Callable[[Any], Any], value: Any) -> tuple[Any, Exception | None]:
+    try:
+        return question(value), None
+    except Exception as error:  # noqa: BLE001  the question's own error is its answer; it is raised to who asked
+        return None, error
+
+
+def _group(values: list[Any]) -> Group:
+    return tuple(values)

@@ -1,0 +1,118 @@
+"""What a body may not do while it is traced, because a trace runs it several times and a run once more.
+
+Python tells an audit hook of everything that leaves the process. The hook stays installed for the process's life (there is
+no way to remove one) and does nothing but look at one thread-local, unless this thread is tracing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_EFFECTS = {
+    "builtins.input": "asked for input",
+    "os.exec": "started a process",
+    "os.fork": "started a process",
+    "os.forkpty": "started a process",
+    "os.posix_spawn": "started a process",
+    "os.spawn": "started a process",
+    "os.system": "started a process",
+    "subprocess.Popen": "started a process",
+    "os.mkdir": "changed the file system",
+    "os.remove": "changed the file system",
+    "os.rename": "changed the file system",
+    "os.rmdir": "changed the file system",
+    "os.link": "changed the file system",
+    "os.symlink": "changed the file system",
+    "os.truncate": "changed the file system",
+    "os.chmod": "changed the file system",
+    "os.putenv": "changed the environment",
+    "os.unsetenv": "changed the environment",
+}
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_here = threading.local()  # .refuse: what this thread calls for each effect, while it traces
+_install = threading.Lock()
+_installed = False
+
+
+@contextmanager
+def no_effects(refuse: Callable[[str], Any]) -> Iterator[None]:
+    """Inside, on this thread: `refuse(what)` is called before anything leaves the process; it raises to keep it in."""
+    _install_hook()
+    outer = getattr(_here, "refuse", None)
+    _here.refuse = refuse
+    try:
+        yield
+    finally:
+        _here.refuse = outer
+
+
+@contextmanager
+def effects_allowed() -> Iterator[None]:
+    """Inside `no_effects`: our own work, such as an import, may do what it needs."""
+    outer = getattr(_here, "refuse", None)
+    _here.refuse = None
+    try:
+        yield
+    finally:
+        _here.refuse = outer
+
+
+@contextmanager
+def same_random() -> Iterator[Callable[[], None]]:
+    """Gives a function that puts the random state back to where it is now; it is put back at the end too."""
+    state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
+
+    def restore() -> None:
+        random.setstate(state)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+
+    try:
+        yield restore
+    finally:
+        restore()
+
+
+def _install_hook() -> None:
+    global _installed
+    with _install:
+        if not _installed:
+            sys.addaudithook(_hook)
+            _installed = True
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    refuse = getattr(_here, "refuse", None)
+    if refuse is None:
+        return
+    what = _effect(event, args)
+    if what:
+        _here.refuse = None  # what follows of the refusal is our own work
+        try:
+            refuse(what)
+        finally:
+            _here.refuse = refuse
+
+
+def _effect(event: str, args: tuple[Any, ...]) -> str:
+    """What the body is about to do, or "" for what a trace may repeat."""
+    if event == "open":
+        path, _, flags = args
+        return "" if not flags & _WRITING or _is_cache(path) else f"opened {path!r} for writing"
+    if event.startswith("socket.") and event not in ("socket.gethostname", "socket.getservbyname"):
+        return "used a socket"
+    what = _EFFECTS.get(event, "")
+    return "" if what == _EFFECTS["os.mkdir"] and any(map(_is_cache, args)) else what
+
+
+def _is_cache(path: object) -> bool:
+    """Whether it is Python's own cache of an import, or no file at all."""
+    return isinstance(path, (str, bytes)) and ("__pycache__" in os.fsdecode(path) or os.fsdecode(path) == os.devnull)

@@ -1,0 +1,216 @@
+"""Nodes loosened from their context, and linked again.
+
+Where a node stands is said by its line: the program's own, or a branch (fork id, index). Its context is whatever comes
+before it on that line. Loose nodes of two runs of a body can be compared and moved, and linking gives them their context
+back:
+
+    loosen    Text "a" -> Fork f -> Text "b" (branch 0)        =>   (main, Text "a") (main, Fork f) ((f, 0), Text "b")
+    link      a Region, which holds what differs between runs, becomes a Switch with linked graphs for arms
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, TypeAlias
+
+from ...ir.graph import Graph
+from ...ir.nodes import (
+    Arm,
+    Concat,
+    Constant,
+    DictOf,
+    Expression,
+    Input,
+    Join,
+    ListOf,
+    Loop,
+    Map,
+    Node,
+    Piece,
+    Plain,
+    Reference,
+    Return,
+    Select,
+    Switch,
+    Text,
+    Tool,
+)
+from .decisions import Group
+
+Line: TypeAlias = tuple[str, int] | None  # a branch of a fork; None: the line that the graph itself continues
+Translate: TypeAlias = Callable[[Reference], Reference]
+
+
+class Item(NamedTuple):
+    """A node and the line it stands on."""
+
+    line: Line
+    node: Node
+
+
+class Way(NamedTuple):
+    """One arm of a Region: the values it is for, what happens, and what is read of it afterwards."""
+
+    values: Group
+    items: tuple[Item, ...]
+    results: tuple[tuple[str, Expression], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region(Node):
+    """A Switch that is not linked yet."""
+
+    kind: ClassVar[str] = "region"
+
+    on: Reference
+    ways: tuple[Way, ...]
+    assumed: bool = False
+
+
+def loosen(nodes: Iterable[Node], base: Line = None) -> list[Item]:
+    """The nodes of one run as items, Inputs aside. `base`: the branch that the run continues, if it is one's body."""
+    lines: dict[str, Line] = {}
+    items: list[Item] = []
+    for node in nodes:
+        if isinstance(node, Input):
+            continue
+        if node.branch is not None and node.context is not None and (node.context, node.branch) != base:
+            line: Line = (node.context, node.branch)
+        else:
+            line = lines.get(node.context or "")
+        lines[node.id] = line
+        loose = replace(node, context=None, branch=None)
+        items.append(Item(line, replace(loose, tips=()) if isinstance(loose, Join) else loose))
+    return items
+
+
+def link(items: Sequence[Item], base: Line = None, outside: Mapping[Line, str] | None = None) -> Iterator[Node]:
+    """The items as nodes in order. `base`: the line that the graph continues; `outside`: the tips of lines around it."""
+    tips: dict[Line, str] = {}
+    around = outside or {}
+    for line, node in items:
+        context, branch = tips.get(line), None
+        if context is None and line is not None and line != base:
+            context, branch = line
+        if isinstance(node, Join):
+            ends = [(node.fork, i) for i in range(len(node.values))]
+            node = replace(node, tips=tuple(tips.get(end) or around.get(end) or node.fork for end in ends))
+        linked = replace(node, context=context, branch=branch)
+        yield _switch(linked, line, {**around, **tips}) if isinstance(linked, Region) else linked
+        if not isinstance(node, Return):
+            tips[line] = node.id
+
+
+def _switch(region: Region, line: Line, outside: Mapping[Line, str]) -> Switch:
+    arms = tuple(_arm(way, line, outside) for way in region.ways)
+    return Switch(
+        id=region.id, context=region.context, branch=region.branch, scope=region.scope, origin=region.origin,
+        on=region.on, arms=arms, assumed=region.assumed,
+    )  # fmt: skip
+
+
+def _arm(way: Way, line: Line, outside: Mapping[Line, str]) -> Arm:
+    result = DictOf(way.results) if way.results else None
+    items = [item for item in way.items if not _is_empty_return(item.node)]
+    return Arm(way.values, Graph(link(items, line, outside)).freeze(), result)
+
+
+def _is_empty_return(node: Node) -> bool:
+    return isinstance(node, Return) and node.value == Constant(None)
+
+
+# --- references -----------------------------------------------------------------------------------------------------
+
+
+def translated(node: Node, translate: Translate) -> Node:
+    """The node with every reference in it replaced, in sub-graphs too."""
+
+    def every(expression: Expression) -> Expression:
+        return translated_expression(expression, translate)
+
+    if node.control:
+        node = replace(node, control=tuple(translate(Reference(node_id)).node_id for node_id in node.control))
+    match node:
+        case Text(pieces=pieces):
+            return replace(node, pieces=tuple(translate(p) if isinstance(p, Reference) else p for p in pieces))
+        case Select(choices=choices):
+            return replace(node, choices=tuple(translate(c) if isinstance(c, Reference) else c for c in choices))
+        case Join(values=values):
+            return replace(node, values=tuple(v if v is None else every(v) for v in values))
+        case Tool(arguments=arguments):
+            return replace(node, arguments=DictOf(tuple((key, every(item)) for key, item in arguments.items)))
+        case Return(value=value):
+            return replace(node, value=every(value))
+        case Region(on=on, ways=ways):
+            return replace(node, on=translate(on), ways=tuple(_translated_way(way, translate) for way in ways))
+        case Map(items=items, body=body):
+            return replace(node, items=every(items), body=_translated_graph(body, translate))
+        case Loop(body=body, result=result):
+            given = None if result is None else every(result)
+            return replace(node, body=_translated_graph(body, translate), result=given)
+        case Switch(on=on, arms=arms):
+            inner = tuple(replace(arm, graph=_translated_graph(arm.graph, translate)) for arm in arms)
+            return replace(node, on=translate(on), arms=inner)
+    return node
+
+
+def translated_expression(expression: Expression, translate: Translate) -> Expression:
+    """The expression with every reference in it replaced."""
+    match expression:
+        case Reference():
+            return translate(expression)
+        case ListOf(items):
+            return ListOf(tuple(translated_expression(item, translate) for item in items))
+        case Concat(parts):
+            return Concat(tuple(translated_expression(part, translate) for part in parts))
+        case DictOf(pairs):
+            return DictOf(tuple((key, translated_expression(item, translate)) for key, item in pairs))
+    return expression
+
+
+def _translated_way(way: Way, translate: Translate) -> Way:
+    items = tuple(Item(item.line, translated(item.node, translate)) for item in way.items)
+    return Way(way.values, items, tuple((key, translated_expression(e, translate)) for key, e in way.results))
+
+
+def _translated_graph(graph: Graph, translate: Translate) -> Graph:
+    return Graph((translated(node, translate) for node in graph), name=graph.name).freeze()
+
+
+# --- holes: the expressions in which two nodes may differ and still be one --------------------------------------------
+
+
+def holes(node: Node) -> tuple[Expression, ...]:
+    """The expressions of a node that a value of a Switch can stand in for."""
+    match node:
+        case Return(value=value):
+            return (value,)
+        case Join(values=values):
+            return tuple(v for v in values if v is not None)
+        case Text(pieces=pieces):
+            return tuple(p for p in pieces if isinstance(p, Reference))
+    return ()
+
+
+def filled(node: Node, expressions: Sequence[Expression]) -> Node:
+    """The node with other expressions in its holes, in order."""
+    following = iter(expressions)
+    match node:
+        case Return():
+            return replace(node, value=next(following))
+        case Join(values=values):
+            return replace(node, values=tuple(v if v is None else next(following) for v in values))
+        case Text(pieces=pieces):
+            said = tuple(_as_piece(next(following)) if isinstance(p, Reference) else p for p in pieces)
+            return replace(node, pieces=said)
+    return node
+
+
+def _as_piece(expression: Expression) -> Piece:
+    return expression if isinstance(expression, Reference) else Plain("")
+
+
+def skeleton(item: Item) -> tuple[Line, Node]:
+    """What has to be equal for two items to be one: all but what is in the holes."""
+    return item.line, filled(item.node, [Constant(None)] * len(holes(item.node)))

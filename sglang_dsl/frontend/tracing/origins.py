@@ -1,0 +1,29 @@
+"""The user's line, also where a library of others stands between it and us."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+from ...errors import Origin
+from ..sites import caller_origin, origin_of
+
+_NOT_THE_USERS = tuple(
+    {
+        *(sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")),
+        str(Path(__file__).parents[2]),
+    }
+)
+
+
+def user_origin() -> Origin:
+    """The innermost frame that belongs to no library; else the innermost outside of this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith((*_NOT_THE_USERS, "<frozen")):
+            return origin_of(frame.f_code, frame.f_lasti)
+        frame = frame.f_back
+    return caller_origin()

@@ -1,0 +1,300 @@
+"""One run of a body without a model: a Recorder that keeps the nodes, the decisions, and the Break it ended at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ...errors import Origin, TraceError
+from ...ir.execution import Outcome
+from ...ir.graph import Graph
+from ...ir.nodes import (
+    Break,
+    Concat,
+    Constant,
+    DictOf,
+    Expression,
+    Gen,
+    ListOf,
+    Node,
+    Piece,
+    Plain,
+    Reference,
+    Select,
+    Text,
+)
+from ..bindings import Bound
+from ..data import data_of_value
+from ..joined import Lazy
+from ..regions import Body, run_map
+from ..sites import Site, Sites
+from ..values import Unknown, exact, is_abstract
+from .control import follow_loop, follow_map, follow_switch
+from .decisions import Chooser, Decision, Group, Stop
+from .origins import user_origin
+from .reading import value_of
+from .shapes import whole
+
+if TYPE_CHECKING:
+    from .follower import Trace
+
+
+class Path:
+    """A Recorder. Owner: one run of the body; frozen in all but name once the body has ended.
+
+    script: decisions to take again, in order. choose: takes the ones after. before: nodes that the script's run had
+    appended when it came to the last of them: the body has to append the same again.
+    """
+
+    tracing = True
+    graph: Graph
+    sites: Sites
+    asynchronous: bool
+
+    def __init__(
+        self, trace: Trace, script: Sequence[Decision], choose: Chooser, before: Sequence[Node], *, asynchronous: bool
+    ) -> None:
+        self.trace = trace
+        self.sites = trace.sites
+        self.asynchronous = asynchronous
+        self.graph = Graph(name=trace.name)
+        self.nodes: list[Node] = []
+        self.decisions: list[Decision] = []
+        self.broken: Break | None = None
+        self.questioned = False  # whether the body has had an abstract value in its hands
+        self._script = script
+        self._choose = choose
+        self._before = before
+        self._left: dict[Reference, Group] = {}
+        self._functions: dict[str, Callable[..., Any]] = {}
+
+    # Recorder ----------------------------------------------------------------------------------------------------
+
+    def append(self, nodes: Sequence[Node]) -> None:
+        """Keep the nodes, if no abstract value hides in an option."""
+        self._go_on()
+        for node in nodes:
+            self._scan_options(node)
+            self.graph.append(node)
+            self.nodes.append(node)
+
+    def register(self, key: str, function: Callable[..., Any]) -> str:
+        """Nothing is called; what the function says of its result is read."""
+        known = self._functions.setdefault(key, function)
+        number = 1
+        while known != function:
+            number += 1
+            known = self._functions.setdefault(f"{key}#{number}", function)
+        return key if number == 1 else f"{key}#{number}"
+
+    def function(self, key: str) -> Callable[..., Any] | None:
+        """What is registered as `key`."""
+        return self._functions.get(key)
+
+    def pieces(self, text: str) -> tuple[Piece, ...]:
+        """Text between the tags, and references for the tags."""
+        found = self.trace.tags.find(exact(text))
+        if found.damage:
+            self.stop(f"the text holds {found.damage}")
+        return tuple(self.trace.reference(p) if isinstance(p, int) else Plain(p) for p in found.parts)
+
+    def expression(self, value: Any, origin: Origin) -> Expression:
+        """Data; abstract values in it are references, and texts around them are Concats."""
+        match value:
+            case Unknown() if type(value) is Unknown:
+                return self._whole(value)
+            case str() if not isinstance(value, Enum):
+                return self._text(value)
+            case Lazy():
+                return value.bound.expression
+            case list() | tuple():
+                return _list_of([self.expression(item, origin) for item in value])
+            case dict() if all(isinstance(key, str) for key in value):
+                return self._dict_of([(self._key(k), self.expression(v, origin)) for k, v in value.items()])
+        found = data_of_value(value, origin)
+        # what was made of an object (a dataclass, a model) may hold tags
+        return self.expression(found.value, origin) if isinstance(found, Constant) and _may_hold_text(found) else found
+
+    def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
+        """A stand-in."""
+        self._go_on()
+        self.questioned = True
+        return value_of(self, bound)
+
+    async def aread(self, bound: Bound) -> Any:
+        """A stand-in."""
+        return self.read(bound)
+
+    def is_finished(self, node_id: str) -> bool:
+        """Nothing is."""
+        return False
+
+    def outcome(self, node_id: str) -> Outcome:
+        """What can be said of it."""
+        return Unfinished(self, self.graph[node_id])
+
+    def switch(self, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
+        """Every arm in a run of its own: what the arms append becomes a Switch like that of an `if`."""
+        self.questioned = True
+        return follow_switch(self, state, bound, arms, default, site)
+
+    def loop(self, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
+        """A Loop with its body as a sub-graph."""
+        self.questioned = True
+        return follow_loop(self, state, body, until, stop_value, limit, site)
+
+    def map(self, state: Any, items: Any, body: Callable[[Any, Any], Any], site: Site) -> Any:
+        """Known items fork; unknown ones are a Map with its body as a sub-graph."""
+        if is_abstract(items):
+            return follow_map(self, state, items, body, site)
+        return run_map(state._fork(len(items), site), items, body) if len(items) else []
+
+    def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
+        """What a run had done by then only the run can say."""
+        self.stop("the body cancelled something, and what had finished by then differs from run to run")
+
+    # questions ---------------------------------------------------------------------------------------------------
+
+    def decide(self, on: Reference, groups: Sequence[Group]) -> int:
+        """Which of the groups this run goes on with. Fewer than two are no question."""
+        self._go_on()
+        if len(groups) == 1:
+            return 0
+        asked = Decision(on, tuple(groups), 0, len(self.nodes), user_origin())
+        number = len(self.decisions)
+        if number < len(self._script):
+            again = self._script[number]
+            same = again.same_question(asked) and self.nodes == list(self._before[: again.at])
+            if not same:
+                self.stop("the body did something else when it was run again (a clock, a counter, a random number?)")
+            asked = asked.instead(again.taken)
+        else:
+            asked = asked.instead(self._choose(asked))
+        self.decisions.append(asked)
+        self._left[on] = asked.values
+        return asked.taken
+
+    def inside(self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Path:
+        """A run of a body inside this one: it sees the nodes and decisions so far, and adds to neither."""
+        path = Path(self.trace, script, choose, before, asynchronous=self.asynchronous)
+        for node in self.graph:
+            path.graph.append(node)
+        path._left = dict(self._left)
+        path._functions = self._functions
+        path.questioned = True
+        return path
+
+    def left(self, on: Reference) -> Group:
+        """The values of `on` that earlier decisions of this run leave, None if there were none."""
+        return self._left.get(on)
+
+    def stop(self, reason: str, on: Reference | None = None, origin: Origin | None = None) -> NoReturn:
+        """End this run with a Break. Raises TraceError in a strict trace."""
+        self._go_on()
+        where = origin or user_origin()
+        if self.trace.strict:
+            self.broken = Break(id="break", reason=reason)
+            raise TraceError(
+                reason,
+                hint="say it with s.switch, s.loop or s.map, or trace without strict=True to see the rest",
+                origin=where,
+            )
+        last = self.nodes[-1].id if self.nodes else None
+        self.broken = Break(id="break", context=last, origin=where, reason=reason, on=on)
+        self.graph.append(self.broken)
+        self.nodes.append(self.broken)
+        raise Stop
+
+    def _go_on(self) -> None:
+        if self.broken is not None:
+            raise Stop
+        if self.trace.path is not self and self.trace.path is not None:
+            self.trace.path.stop("the body of a loop or map used a state from around it")
+
+    # borders -----------------------------------------------------------------------------------------------------
+
+    def _whole(self, value: Unknown) -> Expression:
+        if value._number != value._reference:
+            return value._number
+        if not whole(value._shape):
+            self.stop("all of a value was handed on whose JSON is not what Python makes of it", value._reference)
+        return value._reference
+
+    def _text(self, value: str) -> Expression:
+        pieces = self.pieces(value)
+        parts: list[Expression] = [p if isinstance(p, Reference) else Constant(p.text) for p in pieces]
+        if not parts:
+            return Constant("")
+        return parts[0] if len(parts) == 1 else Concat(tuple(parts))
+
+    def _key(self, key: str) -> str:
+        if is_abstract(key) or any(isinstance(p, int) for p in self.trace.tags.find(exact(key)).parts):
+            self.stop("a key of a dict depends on a value that does not exist yet")
+        return exact(key)
+
+    def _dict_of(self, pairs: list[tuple[str, Expression]]) -> Expression:
+        if all(isinstance(item, Constant) for _, item in pairs):
+            return Constant({key: item.value for key, item in pairs if isinstance(item, Constant)})
+        return DictOf(tuple(pairs))
+
+    def _scan_options(self, node: Node) -> None:
+        for text in _option_texts(node):
+            found = self.trace.tags.find(exact(text))
+            if found.damage or any(isinstance(part, int) for part in found.parts):
+                self.stop(f"an option of this {node.kind} depends on a value that does not exist yet")
+
+
+class Unfinished(Outcome):
+    """The outcome of a node in a trace: its text where the node says it, and nothing else."""
+
+    __slots__ = ("_node", "_path")
+    _node: Node
+    _path: Path
+
+    def __init__(self, path: Path, node: Node) -> None:
+        object.__setattr__(self, "_path", path)
+        object.__setattr__(self, "_node", node)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("text", "value", "meta", "winners"):
+            path, node = object.__getattribute__(self, "_path"), object.__getattribute__(self, "_node")
+            return _text_of(path, node) if name == "text" else path.stop(f"the {name} of {node.id!r} was asked for")
+        return object.__getattribute__(self, name)
+
+
+def _text_of(path: Path, node: Node) -> Any:
+    """Tags for a call's text; the text of a Text."""
+    path.questioned = True
+    if isinstance(node, Text):
+        parts = (path.trace.tag(p) if isinstance(p, Reference) else p.text for p in node.pieces)
+        return path.trace.compound("".join(parts))
+    if isinstance(node, Select) or (isinstance(node, Gen) and node.decode == "text"):
+        return value_of(path, Bound(node.id))
+    return path.stop(f"the text of a {node.kind} is known to the model's template, or to the run, only")
+
+
+def _list_of(items: list[Expression]) -> Expression:
+    if all(isinstance(item, Constant) for item in items):
+        return Constant([item.value for item in items if isinstance(item, Constant)])
+    return ListOf(tuple(items))
+
+
+def _may_hold_text(constant: Constant) -> bool:
+    return isinstance(constant.value, (dict, list, str))
+
+
+_MENTIONS = frozenset({"pieces", "choices", "values", "arguments", "value", "items", "result", "on", "origin", "id"})
+
+
+def _option_texts(value: Any) -> list[str]:
+    """Every string in the fields of a node that are no expressions."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [text for item in value for text in _option_texts(item)]
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [f.name for f in fields(value) if not (isinstance(value, Node) and f.name in _MENTIONS)]
+        return [text for name in names for text in _option_texts(getattr(value, name))]
+    return []

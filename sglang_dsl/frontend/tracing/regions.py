@@ -1,0 +1,247 @@
+"""Paths that part at a decision and meet again, as Switch regions.
+
+Each answer of a decision was followed to its end. What all of them do alike (the same node, on the same line, in the same
+order) happens once; every stretch in which they differ becomes a Region on the value decided on:
+
+    a: | Text "A"        | Gen g | Text "x" |         Region(on v)  --  Gen g  --  Region(on v)
+    b: | Text "B" Gen h  | Gen g |          |    =>    a: Text "A"                  a: Text "x"
+                                                       b: Text "B", Gen h           b: nothing
+
+A node after a Region that mentions a value from inside it reads the Region's result. The same nodes that differ only in what
+they mention (a Return, a Join, a Text) stay one: the Region's result says what is mentioned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from ...errors import Origin
+from ...ir.nodes import Break, Expression, Fork, Join, Operation, Reference, RoleBegin, RoleEnd, references_in
+from .decisions import Decision, Group
+from .items import (
+    Item,
+    Line,
+    Region,
+    Way,
+    filled,
+    holes,
+    skeleton,
+    translated,
+    translated_expression,
+)
+
+
+def merged(decision: Decision, ways: Sequence[tuple[Group, list[Item]]], *, assumed: bool = False) -> list[Item]:
+    """The items of all answers as one list."""
+    distinct = _distinct(ways)
+    if len(distinct) == 1:
+        return distinct[0][1]
+    return _Meeting(decision, distinct, assumed).items()
+
+
+def _distinct(ways: Sequence[tuple[Group, list[Item]]]) -> list[tuple[Group, list[Item]]]:
+    """Answers after which the same happens are one."""
+    found: list[tuple[Group, list[Item]]] = []
+    for values, items in ways:
+        for index, (known, same) in enumerate(found):
+            if same == items:
+                found[index] = (None if known is None or values is None else known + values, same)
+                break
+        else:
+            found.append((values, items))
+    return found
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A Region being written. `results`: per way, what is read of it later."""
+
+    id: str
+    line: Line
+    ways: list[tuple[Group, list[Item]]]
+    results: list[dict[str, Expression]] = field(default_factory=list)
+
+
+class _Meeting:
+    """Merges the ways of one decision. Owner: one call of `merged`."""
+
+    def __init__(self, decision: Decision, ways: list[tuple[Group, list[Item]]], assumed: bool) -> None:
+        self._on = decision.on
+        self._origin: Origin = decision.origin
+        self._assumed = assumed
+        self._values = [values for values, _ in ways]
+        self._paths = [items for _, items in ways]
+        broken = [bool(p) and isinstance(p[-1].node, Break) for p in self._paths]
+        self._live = [k for k in range(len(ways)) if not broken[k]] if not all(broken) else list(range(len(ways)))
+        self._out: list[Item | _Draft] = []
+        self._homes: list[dict[str, _Draft]] = [{} for _ in ways]  # per way: in which Region a node's value is
+
+    def items(self) -> list[Item]:
+        """All of it."""
+        live = [self._paths[k] for k in self._live]
+        start = [0] * len(live)
+        for anchor in [*_anchors(live), tuple(len(path) for path in live)]:
+            self._stretch({k: live[n][start[n] : anchor[n]] for n, k in enumerate(self._live)}, _id_at(live, anchor))
+            if anchor[0] < len(live[0]):
+                self._meet({k: live[n][anchor[n]] for n, k in enumerate(self._live)})
+            start = [place + 1 for place in anchor]
+        return [self._region(each) if isinstance(each, _Draft) else each for each in self._out]
+
+    def _stretch(self, parts: dict[int, list[Item]], after: str) -> None:
+        """What differs before the next common item: one Region per line it continues."""
+        if not self._out:  # ways that break off never meet the others: all of them stands here
+            parts.update((k, path) for k, path in enumerate(self._paths) if k not in self._live)
+        forks = {item.node.id for items in parts.values() for item in items if isinstance(item.node, Fork)}
+        lines = dict.fromkeys(_base(item.line, forks, parts) for items in parts.values() for item in items)
+        for line in lines:
+            ways = {k: [i for i in items if _base(i.line, forks, parts) == line] for k, items in parts.items()}
+            self._add(line, ways, next(items[0].node.id for items in ways.values() if items))
+
+    def _add(self, line: Line, ways: dict[int, list[Item]], name: str) -> _Draft:
+        count = len(self._values)
+        region_id = f"{self._on.node_id}?{name}"
+        inner = {each for items in ways.values() for each in _region_ids(items)}
+        while region_id in inner:
+            region_id += "'"
+        draft = _Draft(region_id, line, [], [{} for _ in range(count)])
+        for k in range(count):
+            own = {item.node.id: draft for item in ways.get(k, ())}
+            self._homes[k].update(own)
+            moved = [
+                Item(i.line, translated(i.node, partial(self._seen, way=k, inside=draft))) for i in ways.get(k, ())
+            ]
+            draft.ways.append((self._values[k], moved))
+        self._out.append(draft)
+        return draft
+
+    def _meet(self, found: dict[int, Item]) -> None:
+        """A common item. Where the ways mention different values in it, a Region before it says which."""
+        first = next(iter(found))
+        line, node = found[first]
+        filling: list[Expression] = []
+        for number, expressions in enumerate(zip(*(holes(item.node) for item in found.values()), strict=True)):
+            by_way = dict(zip(found, expressions, strict=True))
+            if all(e == by_way[first] for e in expressions):
+                filling.append(translated_expression(by_way[first], partial(self._seen, way=first)))
+            else:
+                filling.append(self._one_of(f"{node.id}.{number}", line, by_way))
+        common = filled(node, filling) if filling else translated(node, partial(self._seen, way=first))
+        self._out.append(Item(line, common))
+
+    def _one_of(self, key: str, line: Line, by_way: dict[int, Expression]) -> Reference:
+        draft = self._region_that_sees(by_way) or self._add(line, {}, key)
+        for k, expression in by_way.items():
+            draft.results[k][key] = translated_expression(expression, partial(self._seen, way=k, inside=draft))
+        return Reference(draft.id, (Operation("item", (key,)),))
+
+    def _region_that_sees(self, by_way: dict[int, Expression]) -> _Draft | None:
+        """The last Region, if nothing that the expressions mention came after it."""
+        later: set[str] = set()
+        for each in reversed(self._out):
+            if isinstance(each, _Draft):
+                return each if later.isdisjoint(r.node_id for e in by_way.values() for r in references_in(e)) else None
+            later.add(each.node.id)
+        return None
+
+    def _seen(self, reference: Reference, way: int, inside: _Draft | None = None) -> Reference:
+        """How a value is mentioned from outside of the Region that made it (or from `inside` one)."""
+        home = self._homes[way].get(reference.node_id)
+        if home is None or home is inside:
+            return reference
+        for k in range(len(self._values)):
+            if self._homes[k].get(reference.node_id) is home:
+                home.results[k][reference.node_id] = Reference(reference.node_id)
+        return Reference(home.id, (Operation("item", (reference.node_id,)), *reference.operations))
+
+    def _region(self, draft: _Draft) -> Item:
+        ways = tuple(
+            Way(values, tuple(items), tuple(results.items()))
+            for (values, items), results in zip(draft.ways, draft.results, strict=True)
+        )
+        region = Region(id=draft.id, on=self._on, ways=ways, assumed=self._assumed, origin=self._origin)
+        return Item(draft.line, region)
+
+
+def _id_at(paths: Sequence[Sequence[Item]], places: tuple[int, ...]) -> str:
+    return paths[0][places[0]].node.id if places[0] < len(paths[0]) else "end"
+
+
+def _region_ids(items: Sequence[Item]) -> Iterator[str]:
+    for item in items:
+        if isinstance(item.node, Region):
+            yield item.node.id
+            for way in item.node.ways:
+                yield from _region_ids(way.items)
+
+
+def _base(line: Line, forks: set[str], parts: dict[int, list[Item]]) -> Line:
+    """The line outside of a stretch that a line inside it continues."""
+    while line is not None and line[0] in forks:
+        fork = line[0]
+        line = next(i.line for items in parts.values() for i in items if i.node.id == fork)
+    return line
+
+
+# --- where ways meet --------------------------------------------------------------------------------------------------
+
+
+def _anchors(paths: Sequence[Sequence[Item]]) -> list[tuple[int, ...]]:
+    """Places of the items that all paths have in common, in order; the longest common end comes first of all."""
+    places = [{item.node.id: i for i, item in enumerate(path)} for path in paths]
+    roles = [_roles_before(path) for path in paths]
+    last = tuple(len(path) for path in paths)
+    found: list[tuple[int, ...]] = []
+    for item in reversed(paths[0]):
+        where = tuple(place.get(item.node.id, -1) for place in places)
+        if any(w < 0 or w >= bound for w, bound in zip(where, last, strict=True)):
+            continue
+        bare = [skeleton(path[w]) for path, w in zip(paths, where, strict=True)]
+        if all(each == bare[0] for each in bare) and len({role[w] for role, w in zip(roles, where, strict=True)}) == 1:
+            found.append(where)
+            last = where
+    return _connected(paths, found[::-1])
+
+
+def _connected(paths: Sequence[Sequence[Item]], anchors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Without anchors inside a fork's life (from the fork to its last branch item or join) where the fork is no anchor."""
+    while True:
+        spans = [(n, span) for n, path in enumerate(paths) for span in _lives(path, {a[n] for a in anchors})]
+        kept = [a for a in anchors if not any(begin < a[n] <= end for n, (begin, end) in spans)]
+        if len(kept) == len(anchors):
+            return anchors
+        anchors = kept
+
+
+def _lives(path: Sequence[Item], common: set[int]) -> Iterator[tuple[int, int]]:
+    for begin, item in enumerate(path):
+        if isinstance(item.node, Fork) and begin not in common:
+            needing = [i for i, other in enumerate(path) if item.node.id in _forks_needed(other)]
+            yield begin, max(needing, default=begin)
+
+
+def _forks_needed(item: Item) -> set[str]:
+    """The forks whose branches an item stands on or joins."""
+    needed = set() if item.line is None else {item.line[0]}
+    if isinstance(item.node, Join):
+        needed.add(item.node.fork)
+    if isinstance(item.node, Region):
+        needed.update(fork for way in item.node.ways for inner in way.items for fork in _forks_needed(inner))
+    return needed
+
+
+def _roles_before(path: Sequence[Item]) -> list[str]:
+    """The turn that each item stands in, as far as this stretch of the path says; "?" for the turn open before it."""
+    open_at: dict[Line, str] = {}
+    found: list[str] = []
+    for item in path:
+        role = open_at.get(item.line, "?")
+        found.append(role)
+        if isinstance(item.node, RoleBegin):
+            open_at[item.line] = item.node.role
+        elif isinstance(item.node, RoleEnd):
+            open_at[item.line] = "none"
+        elif isinstance(item.node, Fork):
+            open_at.update({(item.node.id, i): role for i in range(item.node.size)})
+    return found

@@ -1,0 +1,230 @@
+"""What is known of a value before it exists.
+
+Text      any text
+Finite    one of a few values (a select, a Literal, an Enum, a bool); `choices` pairs the JSON with what is read
+Number    an int or a float
+Data      JSON-like: a list, an object; `members` where its fields are known, `item` where it is a list of one kind
+Maybe     null, or a value of `shape`
+Opaque    only its type is known: it can be mentioned where it is whole, and nothing else
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from ...ir.nodes import Json
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Any text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An int or a float. `convert`: the JSON number is made a float when it is read."""
+
+    python: type = int
+    convert: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Finite:
+    """One of a few values: (as JSON, as it is read)."""
+
+    choices: tuple[tuple[Json, Any], ...]
+
+    @property
+    def textual(self) -> bool:
+        """Whether every value is plain text, which stays abstract; others are decided when they are read, because no
+        object but the value itself passes `x is True` or `x is Kind.A`.
+        """
+        return all(type(raw) is str and type(value) is str for raw, value in self.choices)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A list or an object.
+
+    members: shapes by key, of an object; `attributes`: they are read as attributes. item: of a list. plain: what is read
+    is the JSON itself, so that formatting it can be recorded. whole: mentioning all of it gives what the program would have
+    given (no field that may be left out and has a default).
+    """
+
+    python: type | None = None
+    members: tuple[tuple[str, Shape], ...] | None = None
+    item: Shape | None = None
+    attributes: bool = False
+    plain: bool = False
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """Null, or a value of `shape`."""
+
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """Something that only Python knows how to make of its JSON. `certain`: it is at least no None, True or False, which
+    Python code tells by identity.
+    """
+
+    name: str = "a value"
+    certain: bool = True
+
+
+Shape: TypeAlias = Text | Number | Finite | Data | Maybe | Opaque
+
+TEXT = Text()
+JSON = Data(plain=True)  # any JSON: nothing but mentioning, formatting and reading into it is known to work
+_NULL = Finite(((None, None),))
+BOOL = Finite(((True, True), (False, False)))
+
+
+def whole(shape: Shape) -> bool:
+    """Whether the JSON of a value of this shape is what the program would hand on."""
+    match shape:
+        case Data(members=members, item=item, whole=complete):
+            inner = [s for _, s in members or ()] + ([item] if item is not None else [])
+            return complete and all(map(whole, inner))
+        case Maybe(shape=inside):
+            return whole(inside)
+        case Number(convert=convert):
+            return not convert
+        case Opaque():
+            return False
+    return True
+
+
+# --- from JSON schemas: what is read is the JSON itself ----------------------------------------------------------------
+
+
+def of_schema(schema: Any) -> Shape:
+    """The shape of data under a JSON schema, read as it is."""
+    if not isinstance(schema, Mapping):
+        return JSON
+    if "enum" in schema:
+        return Finite(tuple((value, value) for value in schema["enum"]))
+    if "const" in schema:
+        return Finite(((schema["const"], schema["const"]),))
+    match schema.get("type"):
+        case "string":
+            return TEXT
+        case "integer":
+            return Number()
+        case "number":
+            return Number(float)
+        case "boolean":
+            return BOOL
+        case "null":
+            return _NULL
+        case "array":
+            return Data(list, item=of_schema(schema.get("items")), plain=True)
+        case "object":
+            required = schema.get("required", ())
+            known = schema.get("properties", {})
+            return Data(dict, tuple((k, of_schema(v)) for k, v in known.items() if k in required), plain=True)
+    return Opaque("a value of a schema with alternatives", certain=False)
+
+
+# --- from Python types: what is read was made of the JSON ---------------------------------------------------------------
+
+
+def of_type(wanted: Any) -> Shape:
+    """The shape of a value that `type=` makes of JSON. Types whose making is not plain (validators, aliases, dates) are
+    Opaque.
+    """
+    simple: dict[Any, Shape] = {
+        str: TEXT, int: Number(), float: Number(float, convert=True), bool: BOOL, type(None): _NULL, None: _NULL,
+    }  # fmt: skip
+    if isinstance(wanted, type) and issubclass(wanted, Enum):
+        return Finite(tuple((member.value, member) for member in wanted))
+    if (wanted is None or isinstance(wanted, type)) and wanted in simple:
+        return simple[wanted]
+    origin, arguments = get_origin(wanted), get_args(wanted)
+    if origin is Literal:
+        return Finite(tuple((value, value) for value in arguments))
+    if origin is Annotated:
+        return of_type(arguments[0]) if all(map(_only_checks, arguments[1:])) else Opaque(str(wanted))
+    if origin in (Union, types.UnionType):
+        return _of_union(arguments)
+    if origin is list or wanted is list:
+        return Data(list, item=of_type(arguments[0]) if arguments else JSON, plain=not arguments)
+    if origin is dict or wanted is dict:
+        return Data(dict, plain=not arguments, whole=not arguments or whole(of_type(arguments[1])))
+    return _of_class(wanted) if isinstance(wanted, type) else Opaque(str(wanted))
+
+
+def _of_union(arguments: tuple[Any, ...]) -> Shape:
+    kinds = [a for a in arguments if a is not type(None)]
+    if len(kinds) == 1 and len(arguments) == 2:
+        return Maybe(of_type(kinds[0]))
+    return Opaque("one of several types", certain=False)
+
+
+def _of_class(wanted: type) -> Shape:
+    if is_typeddict(wanted):
+        required: frozenset[str] = getattr(wanted, "__required_keys__", frozenset())
+        hints = get_type_hints(wanted, include_extras=True)
+        members = tuple((k, of_type(_bare(h))) for k, h in hints.items() if k in required)
+        return Data(dict, members)
+    if dataclasses.is_dataclass(wanted):
+        return _of_dataclass(wanted)
+    if hasattr(wanted, "model_fields") and hasattr(wanted, "__pydantic_decorators__"):
+        return _of_model(wanted)
+    return Opaque(wanted.__name__)
+
+
+def _bare(hint: Any) -> Any:
+    from typing import NotRequired, Required
+
+    return get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
+
+
+def _of_dataclass(wanted: type) -> Shape:
+    fields = dataclasses.fields(wanted)
+    if hasattr(wanted, "__post_init__") or any(not f.init for f in fields):
+        return Opaque(wanted.__name__)
+    hints = get_type_hints(wanted, include_extras=True)
+    given = [f for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
+    members = tuple((f.name, of_type(hints[f.name])) for f in given)
+    return Data(wanted, members, attributes=True, whole=len(given) == len(fields))
+
+
+def _of_model(wanted: Any) -> Shape:
+    decorators = wanted.__pydantic_decorators__
+    changed = any(getattr(decorators, name) for name in ("validators", "field_validators", "root_validators",
+                  "model_validators", "field_serializers", "model_serializers", "computed_fields"))  # fmt: skip
+    unusual = set(wanted.model_config) - {"extra", "frozen", "title", "json_schema_extra", "protected_namespaces"}
+    fields = wanted.model_fields
+    plain = all(f.alias is None and all(map(_only_checks, f.metadata)) for f in fields.values())
+    if changed or unusual or not plain or _post_init(wanted) or wanted.model_config.get("extra") == "allow":
+        return Opaque(wanted.__name__)
+    required: list[tuple[str, Shape]] = [(name, of_type(f.annotation)) for name, f in fields.items() if f.is_required()]
+    return Data(wanted, tuple(required), attributes=True, whole=len(required) == len(fields))
+
+
+def _post_init(model: Any) -> bool:
+    from pydantic import BaseModel
+
+    return model.model_post_init is not BaseModel.model_post_init or model.__init__ is not BaseModel.__init__
+
+
+def _only_checks(constraint: Any) -> bool:
+    """Whether an annotation refuses values but changes none."""
+    module = type(constraint).__module__
+    if module.startswith("annotated_types"):
+        return True
+    return type(constraint).__name__ in (
+        "FieldInfo",
+        "_PydanticGeneralMetadata",
+        "PydanticGeneralMetadata",
+    ) and not any(getattr(constraint, name, None) for name in ("strip_whitespace", "to_lower", "to_upper", "alias"))
