@@ -15,10 +15,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import Any, Literal, NotRequired, Required, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NotRequired,
+    Required,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from ..errors import InvalidValueError, SpecError
 from ..ir.specs import ConstraintSpec, Decode
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 # Digits are bounded so that a model cannot write digits until max_tokens; 18 digits fit a 64-bit integer.
 INT_REGEX = r"-?(0|[1-9][0-9]{0,17})"
@@ -93,7 +106,7 @@ def _enum(kind: type[Enum]) -> Output:
 
 
 def _schema(wanted: Any) -> Output:
-    from pydantic import PydanticUserError, TypeAdapter, ValidationError
+    from pydantic import PydanticUserError, TypeAdapter
     from pydantic.errors import PydanticSchemaGenerationError
 
     try:
@@ -105,18 +118,29 @@ def _schema(wanted: Any) -> Output:
             hint="use int, float, bool, str, Literal, Enum, a dataclass, TypedDict, pydantic model or a JSON schema dict",
         ) from error
 
-    def convert(data: Any) -> Any:
+    return Output(ConstraintSpec.json_schema(_closed(schema)), "json", Converted(wanted, adapter), checks=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """Makes a value of type `wanted` of decoded JSON."""
+
+    wanted: Any
+    adapter: TypeAdapter[Any]
+
+    def __call__(self, data: Any) -> Any:
+        """The value. Raises InvalidValueError."""
+        from pydantic import ValidationError
+
         try:
-            return adapter.validate_json(json.dumps(data))
+            return self.adapter.validate_json(json.dumps(data))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "the value"
             raise InvalidValueError(
-                f"{_named(wanted)} does not accept it: {where}: {first['msg']}",
+                f"{_named(self.wanted)} does not accept it: {where}: {first['msg']}",
                 text=json.dumps(data, ensure_ascii=False),
             ) from error
-
-    return Output(ConstraintSpec.json_schema(_closed(schema)), "json", convert, checks=True)
 
 
 def _portable(wanted: Any) -> Any:
