@@ -22,11 +22,18 @@ from sglang_dsl.ir.specs import SamplingSpec
 GREEDY = SamplingSpec(temperature=0)
 
 
+@pytest.fixture
 def engine_threads():
+    """Counts the threads of engines opened since: other tests leave engines that live as long as the process."""
+    others = set(all_engine_threads())
+    return lambda: [thread for thread in all_engine_threads() if thread not in others]
+
+
+def all_engine_threads():
     return [thread for thread in threading.enumerate() if thread.name == "sglang-dsl-engine"]
 
 
-def test_lifetime_thread_starts_with_the_first_request_and_ends_with_close(lab):
+def test_lifetime_thread_starts_with_the_first_request_and_ends_with_close(lab, engine_threads):
     before = len(engine_threads())
     engine = lab.engine(stepped=False)
     assert len(engine_threads()) == before
@@ -38,7 +45,7 @@ def test_lifetime_thread_starts_with_the_first_request_and_ends_with_close(lab):
     assert lab.worker.closed == 1
 
 
-def test_lifetime_close_with_work_in_flight_ends_every_request_once(lab):
+def test_lifetime_close_with_work_in_flight_ends_every_request_once(lab, engine_threads):
     engine = lab.engine(default=["t"] * 30, stepped=False)
     started, gate = threading.Event(), threading.Event()
     lab.worker.during_step = lambda number: number != 3 or (started.set(), gate.wait(20))
@@ -70,7 +77,7 @@ def test_lifetime_closed_engine_refuses_and_forgives(lab):
     assert lab.worker.closed == 1
 
 
-def test_lifetime_close_on_the_loops_own_thread_does_not_wait_for_itself(lab):
+def test_lifetime_close_on_the_loops_own_thread_does_not_wait_for_itself(lab, engine_threads):
     engine = lab.engine(stepped=False)
     lab.worker.during_step = lambda number: engine.close()
     [recorder] = lab.submit(lab.request("r"))
@@ -80,7 +87,7 @@ def test_lifetime_close_on_the_loops_own_thread_does_not_wait_for_itself(lab):
     assert lab.worker.closed == 1
 
 
-def test_lifetime_dropped_engine_ends_its_thread(lab):
+def test_lifetime_dropped_engine_ends_its_thread(lab, engine_threads):
     engine = lab.engine(stepped=False)
     engine.generate("p", GREEDY)
     alive = weakref.ref(engine)
@@ -113,7 +120,7 @@ def test_lifetime_interrupted_wait_cancels_the_request(lab):
     lab.assert_clean()
 
 
-def test_lifetime_interrupt_while_the_thread_starts_leaves_one_loop(lab, monkeypatch):
+def test_lifetime_interrupt_while_the_thread_starts_leaves_one_loop(lab, engine_threads, monkeypatch):
     engine = lab.engine(stepped=False)
     start = threading.Thread.start
 

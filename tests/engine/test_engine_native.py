@@ -78,6 +78,7 @@ def test_native_score_answers_each_continuation(lab, stepped):
 
 
 def test_native_score_after_nothing_and_of_nothing(lab):
+    lab.text.tokenizer.bos_id = None
     engine = lab.engine()
     result = engine.score([], [lab.ids("a"), lab.ids("b c"), []])
     assert [len(logprobs) for logprobs in result.logprobs] == [1, 2, 0]

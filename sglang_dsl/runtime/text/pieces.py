@@ -33,7 +33,7 @@ class PieceTokenizer:
         self, control: Sequence[str] = (END_OF_TEXT, TURN_START, TURN_END), *, vocab_size: int = 1 << 20
     ) -> None:
         self.vocab_size = vocab_size
-        self.bos_id: int | None = None
+        self.bos_id: int | None = _BYTES  # as in GPT-2: the end of one text is the beginning of the next
         self.adds_bos = False
         self.fingerprint = "pieces"
         self._control = {text: _BYTES + i for i, text in enumerate(control)}

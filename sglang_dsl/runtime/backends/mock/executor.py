@@ -29,7 +29,7 @@ class MockExecutor(InterpretedExecutor):
     """Implements `Executor`. Made by `mock(...)`; as a context manager it checks at the end that the script was used up.
 
     with mock({"answer": "yes"}) as backend:
-        assert program.run(backend=backend).value == "yes"
+        assert program.run(options=RunOptions(backend=backend)).value == "yes"
         assert backend.calls("answer").count == 1
     """
 
