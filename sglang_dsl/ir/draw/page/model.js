@@ -56,7 +56,7 @@ for (const node of nodes) for (const source of node.refs) mentions[source].push(
 const prefixes = [];
 for (const node of nodes) {
   const above = node.context >= 0 ? nodes[node.context] : node.sub >= 0 ? nodes[program.subs[node.sub].holder] : null;
-  const fresh = above === null || node.branch !== undefined || (node.context < 0 && node.sub >= 0);
+  const fresh = above === null || above.kind === "fork" || (node.context < 0 && node.sub >= 0);
   node.prefix = fresh ? prefixes.push(node.index) - 1 : above.prefix;
 }
 const hueOf = (prefix) => (222 + prefix * 137.508) % 360;

@@ -211,7 +211,10 @@ function paintCall(node, x, y, w, h) {
 
 // Prompt and generated tokens after a run; before it the prompt's, where a model counted it, and what was asked for.
 function badgeOf(node) {
-  if (node.outcome && node.outcome.tokens) return `${node.outcome.tokens[0].toLocaleString("en")} → ${node.outcome.tokens[3]} tokens`;
+  if (node.outcome && node.outcome.tokens) {
+    const [prompt, , , generated] = node.outcome.tokens;
+    return `${prompt.toLocaleString("en")}${node.kind === "gen" ? ` → ${generated.toLocaleString("en")}` : ""} tokens`;
+  }
   const prompt = node.promptTokens ? [`${node.promptTokens.toLocaleString("en")} tokens`] : [];
   return [...prompt, ...node.notes].slice(0, 2).join(" · ");
 }
