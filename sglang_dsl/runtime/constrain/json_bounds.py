@@ -1,4 +1,4 @@
-"""Counts and bounds of a schema, read and checked."""
+"""Numeric bounds of a schema."""
 
 from __future__ import annotations
 
@@ -6,40 +6,11 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
-from .normalise import refused
 
-
-def count(schema: dict[str, Any], keyword: str, path: str) -> int | None:
-    """A count keyword; None where it is not given.
-
-    Raises:
-        ConstraintError: not a whole number from 0 on.
-    """
+def bound(schema: dict[str, Any], keyword: str) -> Decimal | None:
+    """A number keyword, exactly as written; None where it is not given."""
     value = schema.get(keyword)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise refused(path, keyword, f"{value!r} is not a whole number from 0 on", "give a whole number")
-    return value
-
-
-def bound(schema: dict[str, Any], keyword: str, path: str) -> Decimal | None:
-    """A number keyword, exactly as written; None where it is not given.
-
-    Raises:
-        ConstraintError: not a number.
-    """
-    value = schema.get(keyword)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise refused(
-            path,
-            keyword,
-            f"{value!r} is not a number",
-            "draft-04's boolean form is not supported; give the bound itself",
-        )
-    return Decimal(str(value))
+    return None if value is None else Decimal(str(value))
 
 
 def tighter(

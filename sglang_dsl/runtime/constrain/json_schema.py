@@ -18,7 +18,7 @@ from .findings import Finding
 from .formats import ANNOTATIONS as SHOWN_FORMATS
 from .formats import format_expr, known_formats
 from .grammar import NOTHING, Chars, Expr, Grammar, Ref, alt, one_of, optional, repeat, seq, text
-from .json_bounds import bound, count, first_whole, last_whole, tighter
+from .json_bounds import bound, first_whole, last_whole, tighter
 from .json_objects import ObjectGrammar, ObjectShape
 from .json_text import (
     decimal_range_expr,
@@ -33,9 +33,9 @@ from .lengths import checked
 from .limits import LIMITS, load_json
 from .normalise import Refs, Schema, merge, refused
 from .regex import ECMA_AND_PYTHON, search_expr
+from .shapes import TYPES
 from .string_bounds import bounded, counted, repeats_one_character, spans_within
 
-_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _UNENFORCED = frozenset(
     [
         "not",
@@ -135,7 +135,7 @@ class _Compiler:
         for keyword in ("anyOf", "oneOf"):
             if keyword in schema:
                 return self._alternatives(schema, keyword, path, depth)
-        types = self._types(schema, path)
+        types = self._types(schema)
         return alt(*(self._typed(t, schema, path, depth) for t in types))
 
     def _check_keywords(self, schema: dict[str, Any], path: str) -> None:
@@ -146,12 +146,9 @@ class _Compiler:
             if keyword in _UNENFORCED and not harmless:
                 self._find(path, keyword, "weakens", "cannot be enforced while generating")
 
-    def _types(self, schema: dict[str, Any], path: str) -> list[str]:
-        given = schema.get("type", [t for t in _TYPES if t != "integer"])
+    def _types(self, schema: dict[str, Any]) -> list[str]:
+        given = schema.get("type", [t for t in TYPES if t != "integer"])
         types = given if isinstance(given, list) else [given]
-        for name in types:
-            if name not in _TYPES:
-                raise refused(path, "type", f"{name!r} is not a JSON type", f"use one of {', '.join(_TYPES)}")
         return [t for t in types if not (t == "integer" and "number" in types)]
 
     def _typed(self, name: str, schema: dict[str, Any], path: str, depth: int) -> Expr:
@@ -173,8 +170,6 @@ class _Compiler:
 
     def _values(self, schema: dict[str, Any], path: str) -> Expr:
         listed = [schema["const"]] if "const" in schema else schema["enum"]
-        if not isinstance(listed, list) or not listed:
-            raise refused(path, "enum", "is not a non-empty list", "give at least one value")
         if len(listed) > LIMITS.enum_values:
             raise refused(path, "enum", f"has {len(listed)} values, more than {LIMITS.enum_values}", "use fewer values")
         values = filtered(listed, schema, path)
@@ -184,8 +179,6 @@ class _Compiler:
 
     def _alternatives(self, schema: dict[str, Any], keyword: str, path: str, depth: int) -> Expr:
         options = schema[keyword]
-        if not isinstance(options, list) or not options:
-            raise refused(path, keyword, "is not a non-empty list of schemas", "give at least one alternative")
         rest = {k: v for k, v in schema.items() if k not in (keyword, "discriminator")}
         options = [_discriminated(o, schema.get("discriminator")) for o in options]
         paths = [f"{path}/{keyword}/{i}" for i in range(len(options))]
@@ -201,7 +194,7 @@ class _Compiler:
     # scalars
 
     def _string(self, schema: dict[str, Any], path: str) -> Expr:
-        low, high = count(schema, "minLength", path) or 0, count(schema, "maxLength", path)
+        low, high = schema.get("minLength", 0), schema.get("maxLength")
         format_name = schema.get("format")
         if format_name in SHOWN_FORMATS:
             format_name = None
@@ -233,7 +226,7 @@ class _Compiler:
             raise ConstraintError(f"schema keyword 'pattern' at {path}: {error.what}", hint=error.hint) from error
 
     def _number(self, schema: dict[str, Any], path: str, *, whole: bool) -> Expr:
-        bounds = {k: bound(schema, k, path) for k in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")}
+        bounds = {k: bound(schema, k) for k in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")}
         low, above = tighter(bounds["minimum"], bounds["exclusiveMinimum"], max)
         high, below = tighter(bounds["maximum"], bounds["exclusiveMaximum"], min)
         step = schema.get("multipleOf")
@@ -268,10 +261,8 @@ class _Compiler:
     # containers
 
     def _array(self, schema: dict[str, Any], path: str, depth: int) -> Expr:
-        low, high = count(schema, "minItems", path) or 0, count(schema, "maxItems", path)
+        low, high = schema.get("minItems", 0), schema.get("maxItems")
         prefix = schema.get("prefixItems", [])
-        if not isinstance(prefix, list) or isinstance(schema.get("items"), list):
-            raise refused(path, "items", "a list of schemas is called prefixItems since 2020-12", "write prefixItems")
         items = schema.get("items", True)
         if high is not None and low > high:
             return NOTHING
