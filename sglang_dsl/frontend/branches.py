@@ -56,7 +56,10 @@ class Branches(Generic[S]):
     def __getitem__(self, index: int) -> S: ...
     @overload
     def __getitem__(self, index: slice) -> list[S]: ...
-    def __getitem__(self, index: int | slice) -> S | list[S]:
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, (str, Handle)):
+            hint = f"branches.join({index!r}), or branches[0][{index!r}]"
+            raise BranchError(f"branches are counted, not named {index!r}", hint=hint, origin=caller_origin())
         return self._states[index]
 
     def __setitem__(self, index: int, state: S) -> None:

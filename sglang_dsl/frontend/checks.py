@@ -25,6 +25,24 @@ def check_of(output: Output, validate: Callable[[Any], Any] | None) -> Check | N
 
 
 @dataclass(frozen=True, slots=True)
+class Partly:
+    """A conversion of `partial_ok` calls: what was cut off is read as its text. A number is never made of part of one."""
+
+    convert: Callable[[Any], Any]
+
+    def __call__(self, value: Any) -> Any:
+        """The value, or the partial text."""
+        if not isinstance(value, str):
+            return self.convert(value)
+        if self.convert is float:
+            return value
+        try:
+            return self.convert(value)
+        except (ValueError, InvalidValueError):  # an Enum without such a member, a model that wants an object
+            return value
+
+
+@dataclass(frozen=True, slots=True)
 class _Converts:
     """Accepts what the type accepts."""
 

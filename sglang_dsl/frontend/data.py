@@ -8,12 +8,13 @@ from enum import Enum
 from typing import Any
 
 from ..errors import Origin, ProgramError
-from ..ir.nodes import Constant, DictOf, Expression, Json, ListOf
+from ..ir.nodes import Concat, Constant, DictOf, Expression, Json, ListOf, Reference
+from .expressions import Handle, Mention
 from .joined import Lazy
 
 
 def data_of_value(value: Any, origin: Origin) -> Expression:
-    """`value` as an expression. Lazy values (joins, tool calls) are mentioned, not waited for.
+    """`value` as an expression. Lazy values (joins, tool calls) and `s.ref(...)` are mentioned, not waited for.
 
     Raises:
         ProgramError: something in it is not JSON-like data.
@@ -23,11 +24,27 @@ def data_of_value(value: Any, origin: Origin) -> Expression:
             return Constant(value.value if isinstance(value, Enum) else value)
         case Lazy():
             return value.bound.expression
+        case Mention():
+            return _of_mention(value)
+        case Handle():
+            raise ProgramError(
+                f"{value!r} is a call, not its value",
+                hint="s[...] reads the value, s.ref(...) mentions it without waiting",
+                origin=origin,
+            )
         case dict() if all(isinstance(key, str) for key in value):
             return _of_dict(value, origin)
         case list() | tuple():
             return _of_items([data_of_value(item, origin) for item in value])
     return Constant(_dumped(value, origin))
+
+
+def _of_mention(mention: Mention) -> Expression:
+    """The value itself, not its text, where one value is mentioned."""
+    match mention.pieces:
+        case [Reference() as only]:
+            return only
+    return Concat(tuple(piece if isinstance(piece, Reference) else Constant(piece.text) for piece in mention.pieces))
 
 
 def _of_items(items: list[Expression]) -> Expression:

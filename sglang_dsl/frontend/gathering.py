@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from ..errors import BranchError, SpecError, UnknownNameError
 from ..ir.nodes import Join
@@ -25,7 +25,11 @@ class JoinRequest:
     nested: bool = False
 
     def check(self, size: int, site: Site) -> None:
-        """Raise SpecError where the options do not fit the mode or the number of branches."""
+        """Raise SpecError where the mode is unknown, or the options do not fit it or the number of branches."""
+        if self.mode not in get_args(JoinMode):
+            raise SpecError(
+                f"mode={self.mode!r} is unknown", hint=f"one of {', '.join(get_args(JoinMode))}", origin=site.origin
+            )
         needs_k = self.mode in ("first", "quorum")
         if needs_k and (isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= size):
             raise SpecError(

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, get_args, overloa
 from ..errors import ConstraintError, DslError, SpecError
 from ..ir.nodes import Reasoning
 from ..ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec, SelectMethod
-from .checks import check_of
+from .checks import Partly, check_of
 from .expressions import Generation, Mention, Picture, RawText, Selection
 from .outputs import TEXT, Output, output_of
 from .sites import caller_origin
@@ -148,6 +148,8 @@ def gen(
         output = TEXT if type is schema is regex is choices is grammar is None else _output(
             wanted=type, schema=schema, regex=regex, choices=choices, grammar=grammar
         )  # fmt: skip
+        if partial_ok and output.convert is not None:
+            output = replace(output, convert=Partly(output.convert))
         fields: dict[str, Any] = {"name": name if name is None else _name(name), "sampling": sampling}
         if output is not TEXT:
             fields.update(constraint=output.constraint, decode=output.decode)

@@ -6,6 +6,7 @@ import contextvars
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 Body = Callable[..., Any]
+_OPTION_NAMES = frozenset(field.name for field in fields(RunOptions))
 
 
 class Program(Generic[P, R]):
@@ -239,7 +241,18 @@ class Program(Generic[P, R]):
 
     def _split(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], RunOptions]:
         options = None if "options" in self._parameters else kwargs.pop("options", None)
+        for name in kwargs:
+            if name in _OPTION_NAMES and name not in self._parameters:
+                self._refuse_option(name)
         return args, kwargs, settled(options)
+
+    def _refuse_option(self, name: str) -> None:
+        if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.function).parameters.values()):
+            raise ProgramError(
+                f"{self.name} has no parameter {name!r}: it is an option of the run",
+                hint=f"options=RunOptions({name}=...), or: with use({name}=...):",
+                origin=caller_origin(),
+            )
 
     def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Session[R]:
         arguments = {**self._bound, **dict(zip(self._parameters, args, strict=False)), **kwargs}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
 from ..errors import CancelledError, Origin, ProgramError
@@ -10,6 +11,7 @@ from ..ir.execution import Run, RunSpec, RunSummary, resolve
 from ..ir.graph import Graph
 from ..ir.nodes import Join, Return
 from .drafting import Cursor, Line
+from .expressions import Expression
 from .joined import Lazy
 from .recorder import LiveRecorder
 from .result import Result
@@ -40,6 +42,7 @@ class Session(Generic[R]):
         """Run the body on this thread. Raises nothing: what ended the run, also a KeyboardInterrupt, is in `Result.error`."""
         try:
             value = self._body(self.state)
+            self._check_returned(value)
             self._note_return(value)
             value = resolved(value)
             summary = wait(self.run.seal())
@@ -55,6 +58,7 @@ class Session(Generic[R]):
 
         try:
             value = await self._body(self.state)
+            self._check_returned(value)
             self._note_return(value)
             value = await aresolved(value)
             summary = await asyncio.wrap_future(self.run.seal())
@@ -76,6 +80,22 @@ class Session(Generic[R]):
     def _stopped(self, raised: BaseException) -> Any:
         self.run.cancel(None, f"the program ended with {type(raised).__name__}")
         return self.run.seal()
+
+    def _check_returned(self, value: Any) -> None:
+        """Raise ProgramError for what is mistaken for a value."""
+        if isinstance(value, CoroutineType):
+            value.close()
+            raise ProgramError(
+                f"{self._spec.program} returned a coroutine that nobody awaits",
+                hint="s[...] instead of s.get(...), or `async def` and `await`",
+                origin=self._origin,
+            )
+        if isinstance(value, Expression) and not isinstance(value, Lazy):
+            raise ProgramError(
+                f"{self._spec.program} returned {value!r} itself, not its value",
+                hint="return s[...]",
+                origin=self._origin,
+            )
 
     def _note_return(self, value: Any) -> None:
         """Add the Return node. A value that is no data (some Python object) has none: the graph does not know it."""

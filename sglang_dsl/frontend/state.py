@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from types import CodeType
-from typing import Any, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, overload
 
 from ..errors import DslError, ForkError, Origin, ProgramError, UnknownNameError
 from ..ir.execution import Meta, Outcome
@@ -53,6 +53,13 @@ class State:
         statement.add(item)
         cursor.commit(statement)
         return self
+
+    def __add__(self, item: Any) -> NoReturn:
+        raise ProgramError(
+            "a state was added to something, which appends nothing", hint="s += ...", origin=caller_origin()
+        )
+
+    __radd__ = __add__
 
     def append(self, item: Any) -> State:
         """`s += item` as an expression."""

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 from ..errors import ProgramError
 from ..ir.execution import Event
 from ..ir.nodes import Gen, Node, Select
+from .result import Result
 from .running import Running
 from .session import Session
 from .transcript import SILENT
@@ -49,6 +50,17 @@ class Stream(Generic[R]):
         """Only what calls of this name write, in all branches, as it comes; `chunk.node` says which call."""
         self._of = name
         return self
+
+    @property
+    def result(self) -> Result[R]:
+        """The run's Result; waits for its end. Holds the failure, if any, as its `error`.
+
+        Raises:
+            ProgramError: the iteration has not begun.
+        """
+        if self._running is None:
+            raise ProgramError("this stream has not begun", hint="iterate it first: for piece in stream: ...")
+        return self._running.result(raising=False)
 
     @property
     def running(self) -> Running[R] | None:
