@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -235,3 +236,14 @@ def test_worker_closed_refuses_steps_and_closes_twice(worker: Any, compiler: Any
     assert compiler.closed
     with pytest.raises(EngineClosedError):
         worker.execute(StepPlan(0, []))
+
+
+def test_worker_prepare_cancelled_by_close_ends_with_an_error(worker: Any, compiler: Any, monkeypatch: Any) -> None:
+    """Whoever waits for a constraint must not wait for ever when the compiler's threads end first."""
+    pending: Future[Any] = Future()
+    monkeypatch.setattr(compiler, "compile", lambda spec: pending)
+    done = worker.prepare(constrained("1"))
+    pending.cancel()
+    pending.set_running_or_notify_cancel()
+    with pytest.raises(EngineClosedError, match="before the constraint was compiled"):
+        done.result(timeout=1)

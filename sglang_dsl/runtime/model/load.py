@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -174,10 +173,12 @@ def _pages(
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can still be used on a device."""
+    """Memory that can still be used on a device; a guess of 2 GiB where the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # not Linux
         return 2 * DEFAULT_KV_BYTES
+    available = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    return int(available.split()[1]) * 1024 if available else 2 * DEFAULT_KV_BYTES

@@ -162,6 +162,9 @@ def _score(logits: Tensor, point: ScorePoint) -> Scored:
 
 def _pass_on(compiled: Future[Any], done: Future[None]) -> None:
     """`done` ends as `compiled` did, without its value."""
+    if compiled.cancelled():
+        done.set_exception(EngineClosedError("this worker was closed before the constraint was compiled"))
+        return
     error = compiled.exception()
     if error is not None:
         done.set_exception(error)
