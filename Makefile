@@ -20,6 +20,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/deptry .
 
 # Without network, model or torch.
 test-unit: $(VENV)/.dev
