@@ -17,7 +17,7 @@ from ..settings import settled, use
 from ..sites import Sites, caller_origin
 from ..state import State
 from .backends import default_backend
-from .calls import SGLANG_DEFAULTS, Sampling, run_sampling
+from .calls import Sampling, run_sampling
 from .states import ProgramState
 
 _SAMPLING_NAMES = frozenset(f.name for f in fields(Sampling))
@@ -136,14 +136,14 @@ class SglFunction:
 
 
 class _Surroundings:
-    """What a run's own calls and the programs called inside it take over: its sampling and its backend."""
+    """What a run's own calls and the programs run inside its body take over: its sampling and its backend."""
 
     def __init__(self, sampling: Sampling, backend: Backend) -> None:
         self._sampling = sampling
         self._backend = backend
 
     def __enter__(self) -> None:
-        self._token = run_sampling.set(self._sampling.over(SGLANG_DEFAULTS))
+        self._token = run_sampling.set(self._sampling.over(run_sampling.get()))
         backend = self._backend if self._backend is not None else settled(None).backend or default_backend()
         self._use = use(RunOptions(backend=backend))
         self._use.__enter__()
