@@ -7,7 +7,7 @@ import random
 import pytest
 
 from sglang_dsl.errors import CapacityError, ContextLengthError, IntegrityError, QueueFullError, SpecError
-from sglang_dsl.runtime.schedule.admission import INITIAL_RATIO
+from sglang_dsl.runtime.schedule.admission import DECAY_STEPS, INITIAL_RATIO, LOWEST_RATIO
 from sglang_dsl.runtime.schedule.step import StepResult
 
 POLICIES = ["fcfs", "longest_prefix", "depth_first", "priority"]
@@ -105,6 +105,8 @@ def test_throughput_recovers_after_pressure(lab):
     it.run()
     assert it.scheduler.snapshot().retracted > 0
     pressed = it.scheduler.snapshot().new_token_ratio
+    decayed = it.scheduler.snapshot().steps * (INITIAL_RATIO - LOWEST_RATIO) / DECAY_STEPS
+    assert pressed > INITIAL_RATIO - decayed + 0.05, "the retraction taught it to reserve more"
     it.generate("calm", prompt(50, 10), 100)
     it.run()
     assert it.scheduler.snapshot().new_token_ratio < max(pressed, INITIAL_RATIO)

@@ -160,3 +160,19 @@ def test_score_over_several_steps_follows_its_prompt_to_the_trees_pages(lab, pag
     it.run()
     it.expect_cold_outputs()
     it.expect_all_released()
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("turns", range(1, 7))
+def test_score_retracted_in_the_middle_keeps_what_it_knows_and_ends_right(lab, turns, page_size):
+    it = lab(num_pages=200, page_size=page_size, max_batch_tokens=16, max_running=4)
+    it.score("s", PROMPT, [(i % 3, i % 5, i % 7, i % 2, 1) for i in range(60)], unconditional=True)
+    for _ in range(turns):
+        it.turn()
+    life = it.scheduler._life
+    life.retract(life.by_request["s"])
+    it.scheduler.check()
+    it.generate("other", (1, 2, 3), 3)
+    it.run()
+    it.expect_cold_outputs()
+    it.expect_all_released()

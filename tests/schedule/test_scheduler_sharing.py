@@ -45,6 +45,17 @@ def test_children_of_a_prompt_longer_than_the_budget_wait_for_it(lab):
     it.expect_cold_outputs()
 
 
+def test_children_wait_for_a_prefix_in_chunks_although_the_budget_has_room(lab):
+    it = lab(num_pages=1000, prefill_chunk_tokens=64, max_batch_tokens=1024)
+    for branch in range(6):
+        it.generate(f"b{branch}", PREAMBLE + suffix(branch), 3)
+    it.generate("stranger", PREAMBLE[::-1][:20], 3)
+    assert len(it.turn().rows) == 2, "the leader's first chunk, and who shares nothing with it"
+    it.run()
+    assert it.scheduler.snapshot().computed_tokens == 300 + 6 * 3 + 20
+    it.expect_cold_outputs()
+
+
 def test_nested_forks_of_one_step_share_at_every_depth(lab):
     it = lab(num_pages=1000, cascade_min_tokens=20)
     for left in range(3):

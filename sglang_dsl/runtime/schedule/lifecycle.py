@@ -97,8 +97,6 @@ class Lifecycle:
         seq.key = pack(seq.tokens)
         if seq.task is not None:
             seq.task.restart()
-        if seq.prompt_logprobs is not None:
-            seq.prompt_scores = None
         seq.phase = "waiting"
         self.waiting = {seq.seq_id: seq, **self.waiting}
         self.counters.retracted += 1
