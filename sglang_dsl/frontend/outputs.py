@@ -118,7 +118,7 @@ def _schema(wanted: Any) -> Output:
             hint="use int, float, bool, str, Literal, Enum, a dataclass, TypedDict, pydantic model or a JSON schema dict",
         ) from error
 
-    return Output(ConstraintSpec.json_schema(_closed(schema)), "json", Converted(wanted, adapter), checks=True)
+    return Output(ConstraintSpec.json_schema(_closed(schema)), "json", Converted(wanted, adapter), checks=not _says_all(wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,13 @@ class Converted:
                 f"{_named(self.wanted)} does not accept it: {where}: {first['msg']}",
                 text=json.dumps(data, ensure_ascii=False),
             ) from error
+
+
+def _says_all(wanted: Any) -> bool:
+    """Whether the schema alone refuses all that the type refuses."""
+    from .tracing.shapes import of_type, said_by_schema
+
+    return said_by_schema(of_type(wanted))
 
 
 def _portable(wanted: Any) -> Any:

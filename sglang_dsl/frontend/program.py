@@ -237,6 +237,20 @@ class Program(Generic[P, R]):
         args, kwargs, options = self._split(args, kwargs)
         return explain(self.trace(*args, **kwargs), resolve(options.backend).meter())
 
+    def export(self, *args: Any, **kwargs: Any) -> Graph:
+        """The program as a graph that runs without its Python source (`execute`, `ir.json_format.save`). Takes what `trace`
+        takes, and `registry`: tools and Python keys known to whoever runs it.
+
+        Raises:
+            ExportError: a question that tracing could not follow, a tool that is not registered, or values for which the
+                graph would do something else than the body.
+        """
+        from .export import export
+
+        symbolic = () if "symbolic" in self._parameters else kwargs.pop("symbolic", ())
+        registry = () if "registry" in self._parameters else kwargs.pop("registry", ())
+        return export(self, args, kwargs, symbolic=symbolic, registry=registry)
+
     # inside ------------------------------------------------------------------------------------------------------
 
     def _split(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], RunOptions]:

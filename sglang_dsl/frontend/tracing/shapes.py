@@ -53,7 +53,7 @@ class Data:
 
     members: shapes by key, of an object; `attributes`: they are read as attributes. item: of a list. plain: what is read
     is the JSON itself, so that formatting it can be recorded. whole: mentioning all of it gives what the program would have
-    given (no field that may be left out and has a default).
+    given (no field that may be left out and has a default). optional: the shapes of fields that may be left out.
     """
 
     python: type | None = None
@@ -62,6 +62,7 @@ class Data:
     attributes: bool = False
     plain: bool = False
     whole: bool = True
+    optional: tuple[Shape, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,17 @@ def whole(shape: Shape) -> bool:
         case Opaque():
             return False
     return True
+
+
+def said_by_schema(shape: Shape) -> bool:
+    """Whether a JSON schema says all that Python's type demands, so that nothing is left for Python to check."""
+    match shape:
+        case Data(members=members, item=item, optional=optional):
+            inner = [*(s for _, s in members or ()), *optional, *([item] if item is not None else [])]
+            return all(map(said_by_schema, inner))
+        case Maybe(shape=inside):
+            return said_by_schema(inside)
+    return not isinstance(shape, Opaque)
 
 
 # --- from JSON schemas: what is read is the JSON itself ----------------------------------------------------------------
@@ -159,8 +171,15 @@ def of_type(wanted: Any) -> Shape:
     if origin is list or wanted is list:
         return Data(list, item=of_type(arguments[0]) if arguments else JSON, plain=not arguments)
     if origin is dict or wanted is dict:
-        return Data(dict, plain=not arguments, whole=not arguments or whole(of_type(arguments[1])))
+        return _of_dict(arguments) if arguments else Data(dict, plain=True)
     return _of_class(wanted) if isinstance(wanted, type) else Opaque(str(wanted))
+
+
+def _of_dict(arguments: tuple[Any, ...]) -> Shape:
+    if arguments[0] is not str:
+        return Opaque("a dict whose keys are made of text")
+    inside = of_type(arguments[1])
+    return Data(dict, whole=whole(inside), optional=(inside,))
 
 
 def _of_union(arguments: tuple[Any, ...]) -> Shape:
@@ -175,7 +194,7 @@ def _of_class(wanted: type) -> Shape:
         required: frozenset[str] = getattr(wanted, "__required_keys__", frozenset())
         hints = get_type_hints(wanted, include_extras=True)
         members = tuple((k, of_type(_bare(h))) for k, h in hints.items() if k in required)
-        return Data(dict, members)
+        return Data(dict, members, optional=tuple(of_type(_bare(h)) for k, h in hints.items() if k not in required))
     if dataclasses.is_dataclass(wanted):
         return _of_dataclass(wanted)
     if hasattr(wanted, "model_fields") and hasattr(wanted, "__pydantic_decorators__"):
@@ -196,7 +215,8 @@ def _of_dataclass(wanted: type) -> Shape:
     hints = get_type_hints(wanted, include_extras=True)
     given = [f for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     members = tuple((f.name, of_type(hints[f.name])) for f in given)
-    return Data(wanted, members, attributes=True, whole=len(given) == len(fields))
+    others = tuple(of_type(hints[f.name]) for f in fields if f not in given)
+    return Data(wanted, members, attributes=True, whole=not others, optional=others)
 
 
 def _of_model(wanted: Any) -> Shape:
@@ -209,7 +229,8 @@ def _of_model(wanted: Any) -> Shape:
     if changed or unusual or not plain or _post_init(wanted) or wanted.model_config.get("extra") == "allow":
         return Opaque(wanted.__name__)
     required: list[tuple[str, Shape]] = [(name, of_type(f.annotation)) for name, f in fields.items() if f.is_required()]
-    return Data(wanted, tuple(required), attributes=True, whole=len(required) == len(fields))
+    others = tuple(of_type(f.annotation) for f in fields.values() if not f.is_required())
+    return Data(wanted, tuple(required), attributes=True, whole=not others, optional=others)
 
 
 def _post_init(model: Any) -> bool:

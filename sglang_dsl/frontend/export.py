@@ -1,0 +1,225 @@
+"""Export: a program as a graph that runs without its Python source, or the reason why it cannot be one.
+
+A trace is a picture; an exported graph is a promise. So more is asked of it: every question of the body was followed, two
+traces agree, and the graph does what the body does on values made to trip it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ExportError, GraphError, Origin
+from ..ir.execution import RunSpec, execute
+from ..ir.graph import Graph
+from ..ir.json_format import check_exportable
+from ..ir.nodes import Break, Input, Json, Loop, Map, Node, Switch
+from ..ir.specs import RunOptions
+from ..ir.verify import verify
+from .session import Session
+from .tracer import traced
+from .tracing.decisions import Stop
+from .tracing.guard import no_effects, same_random
+from .tracing.rehearsal import Call, Performance, Rehearsal
+from .tracing.samples import Samples, texts_for
+
+if TYPE_CHECKING:
+    from .program import Program
+
+TRIALS = 48
+
+
+def export(
+    program: Program[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    symbolic: Iterable[str] = (),
+    registry: Collection[str] = (),
+    trials: int = TRIALS,
+) -> Graph:
+    """The program as a graph. `registry`: tools and Python keys that whoever runs it knows.
+
+    Raises:
+        ExportError: what stands in the way, with the line.
+    """
+    symbols = tuple(symbolic)
+    first = traced(program, args, kwargs, symbolic=symbols)
+    if first.unsaid:
+        raise ExportError(
+            f"{program.name} returns what a graph cannot hold: {first.unsaid}",
+            hint="return text, numbers, lists and dicts",
+            origin=program.origin,
+        )
+    graph = first.graph
+    _check_breaks(graph)
+    check_exportable(graph, registry)
+    verify(graph)
+    if traced(program, args, kwargs, symbolic=symbols).graph != graph:
+        raise ExportError(
+            f"two traces of {program.name} differ: its text depends on more than its arguments",
+            hint="pass the time, random numbers and counters as arguments",
+            origin=program.origin,
+        )
+    _Trials(program, args, kwargs, symbols, graph).run(trials)
+    return graph
+
+
+# --- reasons that a trace knows ---------------------------------------------------------------------------------------
+
+
+def _check_breaks(graph: Graph) -> None:
+    for node in _everything(graph):
+        if isinstance(node, Break):
+            raise ExportError(
+                f"graph {graph.name!r} breaks off: {node.reason}",
+                hint="say it with s.switch, s.loop or s.map, or keep the question inside a tool",
+                origin=node.origin,
+            )
+
+
+def _everything(graph: Graph) -> Iterator[Node]:
+    for node in graph:
+        yield node
+        match node:
+            case Switch(arms=arms):
+                for arm in arms:
+                    yield from _everything(arm.graph)
+            case Loop(body=body) | Map(body=body):
+                yield from _everything(body)
+
+
+# --- trying it --------------------------------------------------------------------------------------------------------
+
+
+class _Trials:
+    """Runs the body and the graph on the same values, and compares what they did."""
+
+    def __init__(
+        self, program: Program[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], symbolic: tuple[str, ...],
+        graph: Graph,
+    ) -> None:  # fmt: skip
+        self._program = program
+        self._args = args
+        self._kwargs = kwargs
+        self._symbolic = symbolic
+        self._graph = graph
+        self._inputs = [node for node in graph if isinstance(node, Input)]
+
+    def run(self, trials: int) -> None:
+        """Raise ExportError at the first difference."""
+        texts = texts_for(list(self._program.sites.bodies))
+        for trial in range(max(trials, len(texts))):
+            samples = Samples(trial, texts)
+            with same_random():
+                self._compare(samples)
+
+    def _compare(self, samples: Samples) -> None:
+        given = {node.name: _sampled(node, samples) for node in self._inputs}
+        body, value, error = self._run_body(samples, given)
+        try:
+            backend = Rehearsal(samples)
+            spec = RunSpec(program=self._graph.name, options=RunOptions(backend=backend), arguments=given)
+            execute(self._graph, backend, spec)
+            performed = backend.run
+        except GraphError as failure:
+            if error is None:
+                raise self._differs(f"the graph fails ({failure.what}), and the body does not") from failure
+            return
+        if error is not None:
+            raise self._differs(f"the body raises {type(error).__name__}: {error}, and the graph does not") from error
+        self._compare_runs(body, performed, value)
+
+    def _compare_runs(self, body: Performance | None, graph: Performance | None, value: Any) -> None:
+        if body is None or graph is None:
+            raise self._differs("one of them did not run")
+        ours, theirs = sorted(map(_shown, body.calls)), sorted(map(_shown, graph.calls))
+        for call in sorted(body.calls, key=_shown):
+            if _shown(call) not in theirs:
+                raise self._differs(f"the body makes the call {_short(call)}, and the graph does not", call.node.origin)
+        for call in graph.calls:
+            if _shown(call) not in ours:
+                raise self._differs(f"the graph makes the call {_short(call)}, and the body does not", call.node.origin)
+        if len(ours) != len(theirs):
+            raise self._differs(f"the body makes {len(ours)} calls, the graph {len(theirs)}")
+        if body.root.end != graph.root.end:
+            where, said, instead = _first_difference(body, graph)
+            raise self._differs(f"the body's text goes on with {said!r}, the graph's with {instead!r}", where)
+        returned = graph.root.outcomes.get("return")
+        if value != (None if returned is None else returned.value):
+            raise self._differs("the graph returns something else than the body")
+
+    def _run_body(
+        self, samples: Samples, given: Mapping[str, Any]
+    ) -> tuple[Performance | None, Any, BaseException | None]:
+        backend = Rehearsal(samples)
+        parameters = self._program._parameters
+        args = tuple(given.get(name, value) for name, value in zip(parameters, self._args, strict=False))
+        args += self._args[len(parameters) :]
+        named = {k: v for k, v in given.items() if k not in parameters[: len(args)]}
+        kwargs = {**self._kwargs, **named}
+        session: Session[Any] = Session(
+            lambda state: self._program._call(state, args, kwargs),
+            RunSpec(program=self._program.name, options=RunOptions(backend=backend)),
+            self._program.sites,
+            self._program.origin,
+            asynchronous=self._program.asynchronous,
+        )
+        with no_effects(self._refuse):
+            result = _executed(session, asynchronous=self._program.asynchronous)
+        run = backend.run
+        returned = None if run is None else run.root.outcomes.get("return")
+        return run, None if returned is None else returned.value, result.error
+
+    def _refuse(self, what: str) -> None:
+        raise Stop(what)
+
+    def _differs(self, what: str, origin: Origin | None = None) -> ExportError:
+        return ExportError(
+            f"{self._program.name} and its graph do different things for some values: {what}",
+            hint="ask values themselves (s[x] == ..., s[x].strip()), not texts that hold them",
+            origin=origin or self._program.origin,
+        )
+
+
+def _executed(session: Session[Any], *, asynchronous: bool) -> Any:
+    from .program import run_async_session
+
+    return run_async_session(session) if asynchronous else session.execute()
+
+
+def _sampled(node: Input, samples: Samples) -> Json:
+    if node.structure is not None:
+        return _like(node.structure, samples, node.name)
+    return _leaf(node.type_name, samples, node.name)
+
+
+def _like(structure: Json, samples: Samples, where: str) -> Json:
+    match structure:
+        case list():
+            return [_like(item, samples, f"{where}[{i}]") for i, item in enumerate(structure)]
+        case dict():
+            return {key: _like(item, samples, f"{where}.{key}") for key, item in structure.items()}
+    return _leaf(str(structure), samples, where)
+
+
+def _leaf(type_name: str, samples: Samples, where: str) -> Json:
+    kinds: dict[str, str] = {"int": "integer", "float": "number", "bool": "boolean", "str": "string"}
+    return samples.data({"type": kinds[type_name]} if type_name in kinds else {}, where)
+
+
+def _shown(call: Call) -> tuple[str, str]:
+    return repr(call.what), call.prompt
+
+
+def _short(call: Call) -> str:
+    kind, name, *_ = call.what
+    prompt = call.prompt if len(call.prompt) <= 60 else "..." + call.prompt[-57:]
+    return f"{kind}({name!r}) after {prompt!r}" if kind != "tool" else f"{name}({call.what[2]})"
+
+
+def _first_difference(body: Performance, graph: Performance) -> tuple[Origin | None, str, str]:
+    """The line of the body at which the texts part, and how each goes on."""
+    ours, theirs = body.root.end or "", graph.root.end or ""
+    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    return body.origin_at(at), ours[at : at + 40], theirs[at : at + 40]
