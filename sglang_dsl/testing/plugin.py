@@ -1,6 +1,6 @@
 """The pytest plugin: `mock_backend`, `golden` and `cassette_file`, and the options that go with them.
 
-Installed with the package; nothing of it is imported before a test asks for a fixture.
+Pytest finds it by the package's entry point.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""Opening runs over fake targets."""
+"""Opening runs over fake targets. The helpers beside the tests are importable by name, also from tests/mock."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 
-_spec = importlib.util.spec_from_file_location("fake_target", Path(__file__).with_name("fake_target.py"))
-assert _spec is not None
-assert _spec.loader is not None
-_module = importlib.util.module_from_spec(_spec)
-sys.modules["fake_target"] = _module
-_spec.loader.exec_module(_module)
+if (folder := str(Path(__file__).parent)) not in sys.path:
+    sys.path.append(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -62,6 +63,7 @@ class FakeTarget:
         self.cancelled: list[str] = []
         self.leases: dict[int, tuple[tuple[int, ...], int]] = {}
         self._lease_ids = itertools.count(1)
+        self._submitted = threading.Condition()
 
     def __hash__(self) -> int:
         return id(self)
@@ -76,7 +78,9 @@ class FakeTarget:
             raise EngineClosedError("closed")
         self.submits.append([request for request, _ in requests])
         held = [Held(request, sink) for request, sink in requests]
-        self.held.extend(held)
+        with self._submitted:
+            self.held.extend(held)
+            self._submitted.notify_all()
         for each in held:
             if each.request.lease is not None:
                 self.release(each.request.lease, 1)
@@ -119,11 +123,17 @@ class FakeTarget:
         held.sink.done(self._result(held, reply))
 
     def answer(self, name: str, reply: Any) -> None:
-        """End the oldest open request of this name."""
-        held = next(h for h in self.held if not h.ended and h.request.label.name == name)
+        """End the oldest open request of this name; waits for it to be made."""
+        with self._submitted:
+            assert self._submitted.wait_for(lambda: self._open(name) is not None, 5), f"no call of {name!r} is open"
+            held = self._open(name)
+        assert held is not None
         if isinstance(reply, str):
             held.sink.text(reply, self.text.tokenizer.encode(reply))
         self.finish(held, reply)
+
+    def _open(self, name: str) -> Held | None:
+        return next((h for h in self.held if not h.ended and h.request.label.name == name), None)
 
     def prompt(self, request: Request) -> str:
         """What a request was given, control tokens included."""

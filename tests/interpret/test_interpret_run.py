@@ -407,7 +407,7 @@ def test_run_text_of_a_gen_with_retries_is_shown_once_it_is_accepted() -> None:
     run.extend([text("t", "x"), gen("a", "t", retries=3, validator="is_yes")])
     target.answer("a", "no")
     target.answer("a", "yes")
-    run.seal()
+    run.seal().result(5)
     assert [e.text for e in run.events() if e.kind == "text"] == ["yes"]
 
 
@@ -800,6 +800,19 @@ def test_tool_that_raises_is_called_again_only_if_idempotent(idempotent: bool, c
     run.extend([call("x", "flaky", idempotent=idempotent)])
     assert (run.value("x").exception(5) is None) is idempotent
     assert len(seen) == calls
+
+
+def test_run_validator_runs_outside_the_engines_thread_and_its_own_fault_is_its_gens() -> None:
+    threads: list[str] = []
+
+    def validator(value: Any) -> None:
+        threads.append(threading.current_thread().name)
+        raise KeyError("a fault of the validator")
+
+    run = open_run(FakeTarget(echo), registry={"v": validator})
+    run.extend([text("t", "x"), gen("a", "t", retries=3, validator="v")])
+    assert "KeyError" in str(run.value("a").exception(5))
+    assert threads == ["tool-0"]
 
 
 def test_tool_sees_the_callers_context_variables() -> None:

@@ -46,6 +46,16 @@ def value_of(gen: Gen, text: str, *, cut: bool, tokens: int) -> Any:
         ) from None
 
 
+def prepare(constraint: ConstraintSpec | None) -> None:
+    """Build on the caller's thread what `value_of` will need on the engine's, once per constraint.
+
+    Raises:
+        ConstraintError: the schema is not one.
+    """
+    if constraint is not None and constraint.kind == "json_schema":
+        _validator(constraint.text)
+
+
 def accept(gen: Gen, value: Any, text: str, validator: Callable[[Any], Any]) -> None:
     """Ask the program's own validator: it refuses by returning False or raising ValueError.
 

@@ -12,7 +12,7 @@ from ...ir.execution import Event, Meta, Outcome
 from ...ir.nodes import Gen, Reasoning, Reference, Select
 from ...ir.specs import SamplingSpec
 from ..schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequest, ScoreResult
-from .answer import accept, value_of
+from .answer import accept, prepare, value_of
 from .choose import best, distinct, scored
 from .entry import Entry, Produced
 from .express import evaluate, text_of
@@ -35,6 +35,7 @@ def check_gen(machine: Machine, entry: Entry) -> None:
         return
     model = model_of(machine, gen)
     model.audit(gen.constraint)
+    prepare(gen.constraint)
     check_heal(gen)
     if gen.validator is not None and gen.validator not in machine.registry:
         raise SpecError(f"no validator is registered as {gen.validator!r}", origin=gen.origin)
@@ -210,25 +211,47 @@ class GenCall(_Call):
     def _answered(self, result: GenerateResult) -> None:
         text = result.text if self.healed is None else result.text[len(self.healed.text) :]
         try:
-            value = self._value(result, text)
-        except InvalidValueError:
-            if self.attempt >= self.gen.retries:
-                raise
-            self.attempt += 1
-            self.begin()
+            value = value_of(self.gen, text, cut=result.finish_reason == "length", tokens=result.generated_tokens)
+        except InvalidValueError as error:
+            self._refused(error)
             return
+        if self.gen.validator is None:
+            self._accepted(result, text, value)
+        else:
+            judge = partial(self._judge, self.machine.registry[self.gen.validator], result, text, value)
+            self.machine.post(partial(self.machine.tool_threads.put, judge))
+
+    def _judge(self, validator: Callable[[Any], Any], result: GenerateResult, text: str, value: Any) -> None:
+        """Ask the program's validator, on a tool's thread: it may take its time."""
+        refusal: Exception | None = None
+        try:
+            accept(self.gen, value, text, validator)
+        except Exception as error:  # noqa: BLE001 - a validator is foreign code; its fault is its node's
+            refusal = error
+        with self.machine.turn():
+            if not self.entry.ended:
+                self.machine.attempt(self.entry, partial(self._judged, result, text, value, refusal))
+
+    def _judged(self, result: GenerateResult, text: str, value: Any, refusal: Exception | None) -> None:
+        if refusal is None:
+            self._accepted(result, text, value)
+        elif isinstance(refusal, InvalidValueError):
+            self._refused(refusal)
+        else:
+            raise refusal
+
+    def _refused(self, error: InvalidValueError) -> None:
+        if self.attempt >= self.gen.retries:
+            raise error
+        self.attempt += 1
+        self.begin()
+
+    def _accepted(self, result: GenerateResult, text: str, value: Any) -> None:
         if self.gen.retries and text:
             self._emit_text(text)
         ids = self.lead + tuple(result.token_ids)
         self.entry.produced = Produced(self.target, ids, text, result.tail_text, healed=self.healed is not None)
         self.machine.finish(self.entry, Outcome(value=value, text=text, meta=self._meta(result)))
-
-    def _value(self, result: GenerateResult, text: str) -> Any:
-        """The accepted value. Raises TruncatedError, InvalidValueError."""
-        value = value_of(self.gen, text, cut=result.finish_reason == "length", tokens=result.generated_tokens)
-        if self.gen.validator is not None:
-            accept(self.gen, value, text, self.machine.registry[self.gen.validator])
-        return value
 
     def _meta(self, result: GenerateResult) -> Meta:
         shift = self.target.now() - self.machine.now()

@@ -63,7 +63,9 @@ class Tape:
         lines = [header, *(_packed(take) for take in self.takes if take.outcome is not None)]
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        aside.write_text("".join(json.dumps(_cleaned(line, clean), ensure_ascii=False) + "\n" for line in lines))
+        aside.write_text(
+            "".join(json.dumps(_cleaned(line, clean), ensure_ascii=False) + "\n" for line in lines), encoding="utf-8"
+        )
         aside.replace(path)
 
     @classmethod
@@ -74,7 +76,7 @@ class Tape:
             FormatError: not a cassette, of another version, or damaged.
         """
         try:
-            header, *lines = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+            header, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
             if header.pop("format", None) != FORMAT:
                 raise FormatError(f"{path} is not a cassette", hint="record it again")
             if (version := header.pop("version", None)) != VERSION:
