@@ -172,7 +172,8 @@ def _run_program(program: Program[..., Any], arguments: dict[str, Any], chosen: 
         with _top() if chosen.top else nullcontext():
             result = program.run(**arguments)
     except Interrupted as stop:
-        _print_finished(stop.results[0])
+        for partial in filter(None, stop.results):
+            _print_finished(partial)
         return 130
     print(result.text)
     if result.value is not None:

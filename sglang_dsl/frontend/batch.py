@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from ..errors import SpecError
@@ -15,6 +16,7 @@ from .session import Session
 
 R = TypeVar("R")
 BATCH_CONCURRENCY = 32
+ENDING_S = 0.5  # how long Ctrl-C waits for bodies that are in code of their own
 Opened = Callable[[], Session[R]]
 Advance = Callable[[], None]
 
@@ -25,10 +27,10 @@ def run_all(
     """(index, Result) as the runs finish.
 
     Raises:
-        Interrupted: Ctrl-C; all runs were cancelled, and it holds what had finished by then.
+        SpecError: `concurrency` is below 1. Interrupted: Ctrl-C; the runs under way were cancelled, no other begins, and it
+            holds what there is by then.
     """
-    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
-        raise SpecError(f"concurrency={concurrency!r} is not a whole number above 0", hint="concurrency=32")
+    _check(concurrency)
     pool = _Pool(opens, concurrency, asynchronous)
     return _run_all(opens, pool, _bar(label, len(opens)) if progress else _no_bar())
 
@@ -37,21 +39,26 @@ def _run_all(
     opens: Sequence[Opened[R]], pool: _Pool, bar: AbstractContextManager[Advance]
 ) -> Iterator[tuple[int, Result[R]]]:
     pool.begin()
-    finished: list[tuple[int, Result[R]]] = []
+    finished: dict[int, Result[R]] = {}
     with bar as advance:
         try:
             for _ in opens:
-                item = pool.next()
-                finished.append(item)
+                index, result = pool.next()
+                finished[index] = result
                 advance()
-                yield item
+                yield index, result
         except KeyboardInterrupt as interrupt:
             pool.stop("interrupted")
-            finished.extend(pool.next() for _ in range(len(opens) - len(finished)))
-            raise Interrupted([result for _, result in sorted(finished, key=lambda item: item[0])]) from interrupt
-        except GeneratorExit:
+            finished.update(pool.rest(delivered=len(finished)))
+            raise Interrupted([finished.get(index) for index in range(len(opens))]) from interrupt
+        except BaseException:  # the reader has left, or an item cannot be opened
             pool.stop("the batch was left")
             raise
+
+
+def _check(concurrency: int) -> None:
+    if isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1:
+        raise SpecError(f"concurrency={concurrency!r} is not a whole number above 0", hint="concurrency=32")
 
 
 class _Pool:
@@ -62,6 +69,7 @@ class _Pool:
         self._lock = threading.Lock()
         self._live: dict[int, Session[Any]] = {}
         self._stopped = ""
+        self._begun = 0
         self._done: SimpleQueue[tuple[int, Result[Any] | BaseException]] = SimpleQueue()
         self._width = min(concurrency, len(opens))
         self._work_by = self._work_async if asynchronous else self._work
@@ -80,8 +88,19 @@ class _Pool:
             raise result
         return index, result
 
+    def rest(self, delivered: int) -> Iterator[tuple[int, Result[Any]]]:
+        """After `stop`: what had begun and was not given yet, as far as it ends within ENDING_S."""
+        end = time.monotonic() + ENDING_S
+        for _ in range(self._begun - delivered):
+            try:
+                index, result = self._done.get(timeout=max(end - time.monotonic(), 0))
+            except Empty:
+                return
+            if isinstance(result, Result):
+                yield index, result
+
     def stop(self, reason: str) -> None:
-        """Cancel what is under way and, as soon as it begins, what has not begun."""
+        """Cancel what is under way; what has not begun never does."""
         with self._lock:
             self._stopped = reason
             live = list(self._live.values())
@@ -109,7 +128,8 @@ class _Pool:
     def _take(self) -> tuple[int, Session[Any]] | None:
         while True:
             with self._lock:
-                following = next(self._waiting, None)
+                following = None if self._stopped else next(self._waiting, None)
+                self._begun += following is not None
             if following is None:
                 return None
             index, opened = following
@@ -132,9 +152,10 @@ class _Pool:
 
 
 async def arun_all(calls: Sequence[Callable[[], Awaitable[Result[R]]]], concurrency: int) -> list[Result[R]]:
-    """Await all, at most `concurrency` at a time, in order."""
+    """Await all, at most `concurrency` at a time, in order. Raises SpecError where that is below 1."""
     import asyncio
 
+    _check(concurrency)
     gate = asyncio.Semaphore(concurrency)
 
     async def one(call: Callable[[], Awaitable[Result[R]]]) -> Result[R]:

@@ -306,10 +306,19 @@ def run_async_session(session: Session[R]) -> Result[R]:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(session.aexecute())
-    found: list[Result[R]] = []
+        here = True
+    else:
+        here = False
+    try:
+        return asyncio.run(session.aexecute()) if here else _on_a_thread(partial(asyncio.run, session.aexecute()))
+    except KeyboardInterrupt as interrupt:
+        return session.interrupted(interrupt)
+
+
+def _on_a_thread(work: Callable[[], R]) -> R:
+    found: list[R] = []
     context = contextvars.copy_context()
-    thread = threading.Thread(target=lambda: found.append(context.run(asyncio.run, session.aexecute())), daemon=True)
+    thread = threading.Thread(target=lambda: found.append(context.run(work)), daemon=True)
     thread.start()
     thread.join()
     return found[0]

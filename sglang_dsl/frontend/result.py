@@ -99,9 +99,11 @@ class Result(Generic[R]):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during a run or a batch. `results`: per item what there is; items that did not finish hold an error."""
+    """Ctrl-C during a run or a batch. `results`: one per item; what did not finish holds an error, and None stands for what
+    had not begun (or did not end in time, in code of its own).
+    """
 
-    def __init__(self, results: Sequence[Result[Any]]) -> None:
-        done = sum(result.error is None for result in results)
+    def __init__(self, results: Sequence[Result[Any] | None]) -> None:
+        done = sum(result is not None and result.error is None for result in results)
         super().__init__(f"interrupted; {done} of {len(results)} runs had finished")
         self.results = list(results)

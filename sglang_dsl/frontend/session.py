@@ -77,6 +77,11 @@ class Session(Generic[R]):
         self._cancelled = reason
         self.run.cancel(None, reason)
 
+    def interrupted(self, interrupt: KeyboardInterrupt) -> Result[R]:
+        """The end of an `async def` body whose event loop Ctrl-C has ended: what had finished by then is kept."""
+        summary = wait(self._stopped(interrupt))
+        return self._result(None, summary, interrupt, raised_by_body=True)
+
     def _stopped(self, raised: BaseException) -> Any:
         self.run.cancel(None, f"the program ended with {type(raised).__name__}")
         return self.run.seal()

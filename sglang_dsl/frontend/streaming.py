@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
-from ..errors import ProgramError
+from ..errors import ProgramError, UnknownNameError
 from ..ir.execution import Event
 from ..ir.nodes import Gen, Node, Select
 from .result import Result
@@ -90,7 +90,7 @@ class Stream(Generic[R]):
             while not follower.ended:
                 woken.get()
                 yield from follower.take(self._of)
-            running.result()
+            self._check_ended(running, follower)
         finally:
             self._leave(running)
 
@@ -107,7 +107,7 @@ class Stream(Generic[R]):
                 woken.clear()
                 for chunk in follower.take(self._of):
                     yield chunk
-            running.result()
+            self._check_ended(running, follower)
         finally:
             self._leave(running)
 
@@ -117,6 +117,14 @@ class Stream(Generic[R]):
             raise ProgramError("this stream was iterated already", hint="its text is in stream.running.result().text")
         self._followed = True
         return running, self._follower
+
+    def _check_ended(self, running: Running[R], follower: Follower) -> None:
+        """Raise the run's failure, or UnknownNameError where no call had the name that was followed."""
+        running.result()
+        if self._of is not None and not follower.followed:
+            raise UnknownNameError(
+                f"no call of {self._name} was named {self._of!r}", hint="follow the name of a gen or select"
+            )
 
     def _leave(self, running: Running[R]) -> None:
         if not running.done:
@@ -139,6 +147,7 @@ class Follower:
         self._pending: deque[Node] = deque()
         self._tip: str | None = None
         self._run_over = False
+        self.followed = 0  # nodes so far
         self.ended = False
         session.recorder.on_append = self._on_append
         session.run.subscribe(self._on_event)
@@ -182,6 +191,7 @@ class Follower:
 
     def _follow(self, node: Node) -> None:
         self._pending.append(node)
+        self.followed += 1
         self._session.run.value(node.id).add_done_callback(lambda _: self._wake())
 
     def _in_order(self) -> Iterator[Chunk]:

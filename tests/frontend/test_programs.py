@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
 
-from sglang_dsl import Interrupted, RunOptions, State, assistant, gen, program, tool, use, user
+from sglang_dsl import RunOptions, State, assistant, gen, program, tool, use, user
 from sglang_dsl.errors import (
     CancelledError,
     DeadlineError,
     DecorationError,
     ProgramError,
     SpecError,
+    UnknownNameError,
     UnresolvedError,
 )
 from sglang_dsl.ir.nodes import Constant, Reference, Return, Tool
@@ -397,76 +395,14 @@ def test_batch_with_a_progress_bar_counts(fake, capsys):
     assert "2/2" in capsys.readouterr().out
 
 
-def test_batch_interrupted_keeps_what_finished(fake, monkeypatch):
-    backend = fake(held=["slow"])
-
-    @program
-    def p(s: State, name: str):
-        s += gen(name)
-        return s[name]
-
-    batch = p.run_batch_iter(["quick", "slow", "slow"], options=on(backend), concurrency=2)
-    assert next(batch)[0] == 0
-    began = time.monotonic()
-    with pytest.raises(Interrupted) as caught:
-        batch.throw(KeyboardInterrupt())
-    assert time.monotonic() - began < 1
-    assert [r.error is None for r in caught.value.results] == [True, False, False]
+def test_batch_awaited_with_a_concurrency_below_one_is_refused(fake):
+    with pytest.raises(SpecError, match="concurrency=0 is not a whole number above 0"):
+        asyncio.run(ask.arun_batch(["a"], options=on(fake()), concurrency=0))
 
 
 def test_batch_of_an_unknown_backend_says_so():
     with pytest.raises(Exception, match="no backend is called 'nothing'"):
         ask.run_batch(["a"], options=RunOptions(backend="nothing"))
-
-
-def test_ctrl_c_while_waiting_ends_the_run_and_keeps_what_finished(fake):
-    @program
-    def p(s: State):
-        s += gen("a") + gen("b")
-        return s["b"]
-
-    with interrupted_soon() as began, pytest.raises(Interrupted) as caught:
-        p.run(options=on(fake(held=["b"])))
-    assert time.monotonic() - began < 1
-    (result,) = caught.value.results
-    assert result.finished == {"a": "a1"}
-
-
-def test_ctrl_c_inside_a_map_ends_the_run(fake):
-    @program
-    def p(s: State):
-        def work(branch: State):
-            branch += gen("quick" if branch.index else "slow")
-            return branch["quick" if branch.index else "slow"]
-
-        return s.fork(50).map(work)
-
-    backend = fake(held=["slow"])
-    with interrupted_soon() as began, pytest.raises(KeyboardInterrupt):
-        p.run(options=on(backend))
-    assert time.monotonic() - began < 1
-    assert backend.runs[0].cancelled
-
-
-def test_ctrl_c_during_a_batch_keeps_what_finished(fake):
-    @program
-    def p(s: State, name: str):
-        s += gen(name)
-        return s[name]
-
-    with interrupted_soon() as began, pytest.raises(Interrupted) as caught:
-        p.run_batch(["quick", "slow", "quick", "slow"], options=on(fake(held=["slow"])), concurrency=2)
-    assert time.monotonic() - began < 1
-    assert len(caught.value.results) == 4
-    assert caught.value.results[0].value.startswith("quick")
-
-
-@contextmanager
-def interrupted_soon():
-    timer = threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT))
-    timer.start()
-    yield time.monotonic()
-    timer.join()
 
 
 # streams -------------------------------------------------------------------------------------------------------------
@@ -497,6 +433,12 @@ def test_stream_of_one_name_follows_all_branches(fake):
     for piece in p.stream(options=on(fake({"m": ["iron", "zinc"]}))).of("m"):
         by_node[piece.node.id] = by_node.get(piece.node.id, "") + piece
     assert sorted(by_node.values()) == ["iron", "zinc"]
+
+
+def test_stream_of_a_name_that_no_call_has_is_refused_at_its_end(fake):
+    stream = ask.stream("Mind?", options=on(fake())).of("anwser")
+    with pytest.raises(UnknownNameError, match="no call of ask was named 'anwser'"):
+        list(stream)
 
 
 def test_stream_ends_with_the_error_of_the_program(fake):
