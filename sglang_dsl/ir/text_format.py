@@ -83,7 +83,7 @@ def _node_lines(nodes: list[Data], indent: str, places: Mapping[str, str]) -> It
         yield indent + " ".join(_words(node)) + opening + places.get(node["id"], "")
         if opening:
             for head, graph in _blocks(node):
-                name = f" {_string(graph['name'])}" if graph["name"] else ""
+                name = f" named {_string(graph['name'])}" if graph["name"] else ""
                 yield f"{indent}  {head}{name} {{"
                 yield from _node_lines(graph["nodes"], indent + "    ", places)
                 yield f"{indent}  }}"

@@ -81,7 +81,7 @@ PRINTED = r"""graph "poems"
 %4 = join "poem" fork=%2 tips=[%3[0], %3[1]] values=[%3[0], null] <- %2
 %k = select choices=["a", "b"] <- %4 when %4 in "judge"
 %5 = switch %k <- %k {
-  case "a" => %6 "arm" {
+  case "a" => %6 named "arm" {
     %6 = gen "x"
   }
   else {
