@@ -108,7 +108,7 @@ class _Trials:
 
     def run(self, trials: int) -> None:
         """Raise ExportError at the first difference."""
-        texts = texts_for(list(self._program.sites.bodies))
+        texts = texts_for(self._program.function)  # type: ignore[arg-type]  # checked when it was decorated
         for trial in range(max(trials, len(texts))):
             samples = Samples(trial, texts)
             with same_random():

@@ -64,11 +64,6 @@ class Sites:
         self._numbers: dict[int, dict[int, int]] = {}
         self._known: dict[tuple[int, int], Site] = {}
 
-    @property
-    def bodies(self) -> tuple[CodeType, ...]:
-        """The code of the program's body, and of the programs that it has called so far."""
-        return tuple(self._bodies)
-
     def at(self, frame: FrameType) -> Site:
         """The site at which `frame` stands now."""
         key = (id(frame.f_code), frame.f_lasti)

@@ -25,7 +25,11 @@ _PLAIN_FORMAT = re.compile(r"(?:[^%]|%%|%s|%r)*")  # a `%` template that puts va
 
 
 class Follower(Protocol):
-    """Who follows what is done with abstract values: the trace that made them."""
+    """Who follows what is done with abstract values: the trace that made them. `ended`: nobody does any more."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether the trace is over. Its values may live on in caches (of `re`, of `lru_cache`): there they equal nothing."""
 
     def text(self, reference: Reference, on: Reference, domain: Domain | None) -> Abstract:
         """A text value. `domain`: what it may be, by the JSON of `on`; None for anything."""
@@ -195,12 +199,14 @@ class Abstract(str):
     def __eq__(self, other: object) -> Any:
         if not isinstance(other, str):
             return NotImplemented
-        return True if exact(other) == exact(self) else self.ask("==", str.__eq__, other)
+        same = exact(other) == exact(self)
+        return same if same or self.follower.ended else self.ask("==", str.__eq__, other)
 
     def __ne__(self, other: object) -> Any:
         if not isinstance(other, str):
             return NotImplemented
-        return False if exact(other) == exact(self) else self.ask("!=", str.__ne__, other)
+        same = exact(other) == exact(self)
+        return not same if same or self.follower.ended else self.ask("!=", str.__ne__, other)
 
     def __hash__(self) -> int:
         found: int = self.ask("hash() (a dict key, a set member)", str.__hash__)

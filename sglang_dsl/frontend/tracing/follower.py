@@ -28,6 +28,11 @@ class Trace:
         self._numbers: dict[Reference, int] = {}
         self._known: list[Abstract] = []
 
+    @property
+    def ended(self) -> bool:
+        """See `Follower`."""
+        return self.path is None
+
     # making values -----------------------------------------------------------------------------------------------
 
     def member(self, reference: Reference, shape: Shape) -> Any:

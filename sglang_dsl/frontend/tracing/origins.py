@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 
 from ...errors import Origin
 from ..sites import caller_origin, origin_of
@@ -18,12 +18,16 @@ _NOT_THE_USERS = tuple(
 )
 
 
+def is_library(code: CodeType) -> bool:
+    """Whether code is Python's own, ours, or of an installed package."""
+    return code.co_filename.startswith((*_NOT_THE_USERS, "<frozen"))
+
+
 def user_origin() -> Origin:
     """The innermost frame that belongs to no library; else the innermost outside of this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((*_NOT_THE_USERS, "<frozen")):
+        if not is_library(frame.f_code):
             return origin_of(frame.f_code, frame.f_lasti)
         frame = frame.f_back
     return caller_origin()

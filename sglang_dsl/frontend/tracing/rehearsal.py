@@ -35,6 +35,7 @@ from ...ir.nodes import (
     Text,
     Tool,
 )
+from ...ir.record import RunRecord
 from .samples import Samples
 
 
@@ -140,6 +141,10 @@ class Performance:
         ended: Future[RunSummary] = Future()
         ended.set_result(RunSummary(usage=Usage(calls=len(self.calls)), seed=self.seed))
         return ended
+
+    def record(self) -> RunRecord:
+        """None is kept."""
+        raise GraphError("a rehearsal keeps no record")
 
     def events(self) -> Iterator[Event]:
         """None."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from types import CodeType
+from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from ...ir.nodes import Gen, Json
 from ..outputs import FLOAT_REGEX, INT_REGEX
+from .origins import is_library
 
 NASTY = (
     "", " ", "plain", " padded ", "two  words", "Two\nlines\n", "\ttab\r\n", 'quo"te', "it's", "back\\slash", "\\n", "{}", "{0}",
@@ -20,6 +22,7 @@ NASTY = (
 _INTS = ("0", "7", "-7", "42", "100000", "1")
 _FLOATS = ("0", "5", "-3", "0.5", "12.25", "1.10", "100000")
 _DEPTH = 6  # levels of a recursive schema
+_REACH = 3  # calls from the body to a function whose constants still count
 
 
 class Samples:
@@ -91,10 +94,33 @@ class Samples:
         return None
 
 
-def texts_for(codes: Sequence[CodeType]) -> tuple[str, ...]:
-    """Nasty texts, and the string constants of the bodies: what a body compares with is what it may get."""
-    own = [text for code in codes for text in _constants(code) if len(text) <= 200]
+def texts_for(body: FunctionType) -> tuple[str, ...]:
+    """Nasty texts, and the string constants of the body and of the user's functions it reaches: what a body compares with is
+    what it may get.
+    """
+    own = [text for code in _reached(body, set(), 0) for text in _constants(code) if len(text) <= 200]
     return tuple(dict.fromkeys((*NASTY, *own)))
+
+
+def _reached(function: object, seen: set[CodeType], depth: int) -> Iterator[CodeType]:
+    """The code of a function and of those it names or closes over, libraries aside."""
+    found = inspect.unwrap(getattr(function, "function", function))  # type: ignore[arg-type]  # programs and tools hold theirs
+    if not isinstance(found, FunctionType) or found.__code__ in seen or depth > _REACH or is_library(found.__code__):
+        return
+    seen.add(found.__code__)
+    yield found.__code__
+    named = [found.__globals__[name] for name in found.__code__.co_names if name in found.__globals__]
+    cells = [cell.cell_contents for cell in found.__closure__ or () if not _is_empty(cell)]
+    for each in (*named, *cells):
+        yield from _reached(each, seen, depth + 1)
+
+
+def _is_empty(cell: CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  asking is the only way to find out
+    except ValueError:
+        return True
+    return False
 
 
 def _constants(code: CodeType) -> Iterator[str]:
