@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_che
 
 from ..errors import BackendNotFoundError
 from .graph import Graph
-from .nodes import Node
-from .specs import ConstraintSpec, RunOptions
+from .node import Node
+from .outcome import MISSING as MISSING
+from .outcome import ChoiceScore as ChoiceScore
+from .outcome import FinishReason as FinishReason
+from .outcome import Meta as Meta
+from .outcome import Outcome as Outcome
+from .outcome import TokenScore as TokenScore
+from .outcome import Usage as Usage
+from .specs import Backend, ConstraintSpec, RunOptions
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -28,82 +35,6 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP = "sglang_dsl.backends"
 BACKEND_VARIABLE = "SGLANG_DSL_BACKEND"
 DEFAULT_BACKEND = "local"
-
-FinishReason: TypeAlias = Literal["stop", "length", "eos", "constraint", "cancelled", "selected"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenScore:
-    """One position: its token, natural-log probability, raw bytes, and the best alternatives asked for."""
-
-    token_id: int
-    logprob: float
-    token_bytes: bytes = b""
-    top: tuple[tuple[int, float, bytes], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceScore:
-    """How one choice of a select fared: its score under the method, and each token's log-probability on its own path."""
-
-    text: str
-    score: float
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    unconditional: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Meta:
-    """What is known about a finished model call besides its value. Token counts are of the last attempt.
-
-    prompt_tokens = cached_tokens (found in the prefix cache or shared with a sibling) + computed_tokens.
-    """
-
-    token_ids: tuple[int, ...] = ()
-    finish_reason: FinishReason = "stop"
-    matched: str | int | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    token_scores: tuple[TokenScore, ...] = ()
-    choices: tuple[ChoiceScore, ...] = ()
-    reasoning: str = ""
-    attempts: int = 1
-    seed: int | None = None
-    model: str = ""
-    weight_version: str = ""
-    started_s: float = 0.0  # on the run's clock
-    first_token_s: float = 0.0
-    finished_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a node resolved to. `value`: JSON-like data (a join's list may hold exceptions and MISSING); `text`: what it
-    adds to the state's text. A JoinError is raised by the future, not returned.
-    """
-
-    value: Any = None
-    text: str = ""
-    meta: Meta | None = None
-    winners: tuple[int, ...] | None = None  # joins: the branches that decided, in deciding order
-
-
-class _Missing:
-    """The value of a branch that never bound the joined name. Falsy; a single instance."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "MISSING"
-
-    def __bool__(self) -> bool:
-        return False
-
-
-MISSING = _Missing()
 
 EventKind: TypeAlias = Literal["started", "text", "finished", "failed", "cancelled", "run_finished"]
 
@@ -118,22 +49,6 @@ class Event:
     outcome: Outcome | None = None
     error: BaseException | None = None
     at_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """Token counts of a run. asked: prompt tokens summed over calls, as an engine without any sharing would compute
-    them; computed: prompt tokens really put through the model; reused: the rest.
-    """
-
-    calls: int = 0
-    asked_tokens: int = 0
-    computed_tokens: int = 0
-    reused_tokens: int = 0
-    generated_tokens: int = 0
-    forced_tokens: int = 0
-    peak_kv_pages: int = 0
-    wall_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,17 +170,17 @@ ExecutorFactory: TypeAlias = Callable[[str], Executor]
 _opened: dict[str, Executor] = {}  # executors made from a name live as long as the process: a model is loaded once
 
 
-def resolve(backend: str | Executor | None) -> Executor:
+def resolve(backend: str | Backend | None) -> Executor:
     """The Executor for a name of the form `kind` or `kind:argument`, found through the `sglang_dsl.backends` entry points.
 
     The factory gets the argument ("" if there is none). The same name gives the same Executor for the process's life,
     until `close_all()`.
 
     Raises:
-        BackendNotFoundError: no entry point of that kind; the message lists those installed.
+        BackendNotFoundError: no entry point of that kind (the message lists those installed), or an object that is none.
     """
     if backend is not None and not isinstance(backend, str):
-        return backend
+        return _checked(backend)
     name = backend or os.environ.get(BACKEND_VARIABLE) or DEFAULT_BACKEND
     if name in _opened:
         return _opened[name]
@@ -280,6 +195,15 @@ def resolve(backend: str | Executor | None) -> Executor:
         )
     factory: ExecutorFactory = found[kind].load()
     return _opened.setdefault(name, factory(argument))
+
+
+def _checked(backend: Backend) -> Executor:
+    if not isinstance(backend, Executor):
+        raise BackendNotFoundError(
+            f"{backend!r} is not a backend: it has no open(), meter() and close()",
+            hint="pass the name of a backend, or an Executor such as testing.mock(...)",
+        )
+    return backend
 
 
 def close_all() -> None:

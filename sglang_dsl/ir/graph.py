@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import GraphError
-from .nodes import Node, data_of
+from .node import Node, data_of
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -11,111 +11,28 @@ Ids are stable strings (design note in docs/graph.md): scope path, call-site num
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
-from ..errors import Origin
+from .expressions import Concat as Concat
+from .expressions import Constant as Constant
+from .expressions import DictOf as DictOf
+from .expressions import Expression as Expression
+from .expressions import Json as Json
+from .expressions import ListOf as ListOf
+from .expressions import Operation as Operation
+from .expressions import Piece as Piece
+from .expressions import Plain as Plain
+from .expressions import Raw as Raw
+from .expressions import Reference as Reference
+from .expressions import references_in as references_in
+from .graph import Graph
+from .node import Node as Node
+from .node import data_of as data_of
 from .specs import ConstraintSpec, Decode, JoinMode, SamplingSpec, SelectMethod
 
-if TYPE_CHECKING:
-    from .graph import Graph
-
-Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 Role: TypeAlias = str  # "system" | "user" | "assistant" | "tool" | whatever the model's template knows
-
-
-# --- expressions: what a node can mention ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One recorded pure operation on a referenced value, e.g. `strip()` or `[2]`: `name` with constant arguments.
-
-    name is a `str` method ("strip", "upper", ...), "format" (args: format spec), "repr", "item" (args: key or index)
-    or "attr". `sglang_dsl.ir.operations.apply` is the only place that evaluates them.
-    """
-
-    name: str
-    args: tuple[Json, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """The value of another node (Gen, Select, Join, Tool, Input, Switch, ...), after `operations` in order."""
-
-    node_id: str
-    operations: tuple[Operation, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A JSON value known when the graph was built."""
-
-    value: Json
-
-
-@dataclass(frozen=True, slots=True)
-class ListOf:
-    """A list (or tuple) of expressions."""
-
-    items: tuple[Expression, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DictOf:
-    """A dict with string keys; order is kept."""
-
-    items: tuple[tuple[str, Expression], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Concat:
-    """Texts joined without a separator; what a formatted string with references in it becomes."""
-
-    parts: tuple[Expression, ...]
-
-
-Expression: TypeAlias = Constant | Reference | ListOf | DictOf | Concat
-
-
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """Plain text. Never parsed for control tokens."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Raw:
-    """Text tokenized with control tokens on: only `raw(...)` makes these."""
-
-    text: str
-
-
-Piece: TypeAlias = Plain | Raw | Reference
-
-
-# --- nodes ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """What all kinds have.
-
-    context: id of the node whose text is this node's prefix (None at the root). branch: where the context is a Fork,
-    the index of the branch that starts here. control: ids of the values that decided that this node runs.
-    scope: path of nested programs and var scopes, "" at the top. origin: the user's line; not part of equality.
-    """
-
-    kind: ClassVar[str] = "node"
-
-    id: str
-    context: str | None = None
-    branch: int | None = None
-    control: tuple[str, ...] = ()
-    scope: str = ""
-    origin: Origin | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +56,10 @@ class Text(Node):
     kind: ClassVar[str] = "text"
 
     pieces: tuple[Piece, ...]
+
+    def mentions(self) -> Iterable[Expression | Piece | str | None]:
+        """See `Node`."""
+        return self.pieces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +125,10 @@ class Select(Node):
     method: SelectMethod = "mean"
     model: str | None = None
 
+    def mentions(self) -> Iterable[Expression | Piece | str | None]:
+        """See `Node`."""
+        return self.choices
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork(Node):
@@ -233,6 +158,10 @@ class Join(Node):
     k: int | None = None
     key: str | None = None  # registry key of `best(key)`
 
+    def mentions(self) -> Iterable[Expression | Piece | str | None]:
+        """See `Node`."""
+        return self.values
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool(Node):
@@ -246,6 +175,10 @@ class Tool(Node):
     timeout_s: float | None = None
     pure: bool = False
     idempotent: bool = False
+
+    def mentions(self) -> Iterable[Expression | Piece | str | None]:
+        """See `Node`."""
+        return (self.arguments,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +203,10 @@ class Switch(Node):
     on: Reference
     arms: tuple[Arm, ...]
     assumed: bool = False
+
+    def mentions(self) -> Iterable[Expression | Piece | str | None]:
+        """See `Node`."""
+        return (self.on,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,6 +235,10 @@ class Map(Node):
     body: Graph
     result: Expression | None = None
 
+    def mentions(self) -> Iterable[Expression | Piece | str | None]:
+        """See `Node`."""
+        return (self.items,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break(Node):
@@ -308,6 +249,10 @@ class Break(Node):
     reason: str
     on: Reference | None = None
 
+    def mentions(self) -> Iterable[Expression | Piece | str | None]:
+        """See `Node`."""
+        return (self.on,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Return(Node):
@@ -316,6 +261,10 @@ class Return(Node):
     kind: ClassVar[str] = "return"
 
     value: Expression
+
+    def mentions(self) -> Iterable[Expression | Piece | str | None]:
+        """See `Node`."""
+        return (self.value,)
 
 
 ModelCall: TypeAlias = Gen | Select
@@ -339,44 +288,6 @@ NODE_CLASSES: dict[str, type[Node]] = {
     c.kind: c
     for c in (Input, Text, RoleBegin, RoleEnd, Gen, Select, Fork, Join, Tool, Switch, Loop, Map, Break, Return)
 }
-
-
-def references_in(expression: Expression | Piece | str | None) -> Iterator[Reference]:
-    """Every reference an expression, piece or choice mentions, in reading order."""
-    match expression:
-        case Reference():
-            yield expression
-        case ListOf(items) | Concat(items):
-            for item in items:
-                yield from references_in(item)
-        case DictOf(pairs):
-            for _, item in pairs:
-                yield from references_in(item)
-        case _:
-            return
-
-
-def data_of(node: Node) -> tuple[str, ...]:
-    """Ids of the nodes whose *values* this node mentions, each once, in reading order."""
-    mentioned: list[Expression | Piece | str | None] = []
-    match node:
-        case Text():
-            mentioned.extend(node.pieces)
-        case Select():
-            mentioned.extend(node.choices)
-        case Join():
-            mentioned.extend(node.values)
-        case Tool():
-            mentioned.append(node.arguments)
-        case Switch():
-            mentioned.append(node.on)
-        case Map():
-            mentioned.append(node.items)
-        case Return():
-            mentioned.append(node.value)
-        case Break(on=Reference() as on):
-            mentioned.append(on)
-    return tuple(dict.fromkeys(r.node_id for m in mentioned for r in references_in(m)))
 
 
 def subgraphs(node: Node) -> tuple[Graph, ...]:

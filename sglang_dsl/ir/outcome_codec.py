@@ -13,7 +13,7 @@ from dataclasses import Field, fields
 from typing import Any, TypeVar
 
 from ..errors import DslError, FormatError, RunError
-from .execution import MISSING, ChoiceScore, Meta, Outcome, TokenScore, Usage
+from .outcome import MISSING, ChoiceScore, Meta, Outcome, TokenScore, Usage
 
 T = TypeVar("T")
 Data = dict[str, Any]

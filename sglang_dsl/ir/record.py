@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 
 from ..errors import FormatError
 from .codec import decode_node, encode_node
-from .execution import Outcome, Usage
 from .graph import Graph
+from .outcome import Outcome, Usage
 from .outcome_codec import (
     RecordedError,
     decode_error,

@@ -10,12 +10,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from ..errors import SpecError
-
-if TYPE_CHECKING:
-    from .execution import Executor
 
 ConstraintKind = Literal["json_schema", "regex", "choices", "lark", "ebnf"]
 Decode = Literal["text", "json"]
@@ -142,6 +139,14 @@ class ConstraintSpec:
         return cls(kind="choices", text=json.dumps(list(choices), ensure_ascii=False))
 
 
+class Backend(Protocol):
+    """What options know of a backend object; `ir.execution.Executor` says what it has to be."""
+
+    @property
+    def name(self) -> str:
+        """For records and messages."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
     """Everything about a run that is not the program's own argument.
@@ -153,8 +158,8 @@ class RunOptions:
     priority: higher first. token_budget: most tokens the run may generate in all.
     """
 
-    backend: str | Executor | None = None
-    models: Mapping[str, str | Executor] = field(default_factory=dict)
+    backend: str | Backend | None = None
+    models: Mapping[str, str | Backend] = field(default_factory=dict)
     seed: int | None = None
     namespace: str = ""
     deadline_s: float | None = None

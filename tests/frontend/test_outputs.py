@@ -190,7 +190,7 @@ def test_samples_are_a_list_and_append_nothing(fake):
         {"schema": {"a": {1, 2}}},
         {"type": Literal[1.5]},
     ],
-    ids=str,
+    ids=lambda options: " ".join(options),
 )
 def test_option_out_of_range_is_refused_at_the_line(options):
     with pytest.raises(SpecError) as caught:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from ...errors import SpecError
-from ...ir.execution import ConstraintReport, Executor, Meter, Run, RunSpec, Segment, resolve
+from ...ir.execution import ConstraintReport, Meter, Run, RunSpec, Segment, resolve
 from ...ir.nodes import Node
-from ...ir.specs import ConstraintSpec
+from ...ir.specs import Backend, ConstraintSpec
 from ..interpret.preview import preview
 from ..interpret.run import InterpretedRun
 from ..interpret.target import Target
@@ -90,7 +90,7 @@ class TargetMeter:
         return self._target.audit(constraint)
 
 
-def _named(models: Mapping[str, str | Executor]) -> dict[str | None, Target]:
+def _named(models: Mapping[str, str | Backend]) -> dict[str | None, Target]:
     named: dict[str | None, Target] = {}
     for alias, backend in models.items():
         executor = resolve(backend)

@@ -1,0 +1,98 @@
+"""What a node resolved to, and what is known about how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+FinishReason: TypeAlias = Literal["stop", "length", "eos", "constraint", "cancelled", "selected"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenScore:
+    """One position: its token, natural-log probability, raw bytes, and the best alternatives asked for."""
+
+    token_id: int
+    logprob: float
+    token_bytes: bytes = b""
+    top: tuple[tuple[int, float, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceScore:
+    """How one choice of a select fared: its score under the method, and each token's log-probability on its own path."""
+
+    text: str
+    score: float
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    unconditional: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meta:
+    """What is known about a finished model call besides its value. Token counts are of the last attempt.
+
+    prompt_tokens = cached_tokens (found in the prefix cache or shared with a sibling) + computed_tokens.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    finish_reason: FinishReason = "stop"
+    matched: str | int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    token_scores: tuple[TokenScore, ...] = ()
+    choices: tuple[ChoiceScore, ...] = ()
+    reasoning: str = ""
+    attempts: int = 1
+    seed: int | None = None
+    model: str = ""
+    weight_version: str = ""
+    started_s: float = 0.0  # on the run's clock
+    first_token_s: float = 0.0
+    finished_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a node resolved to. `value`: JSON-like data (a join's list may hold exceptions and MISSING); `text`: what it
+    adds to the state's text. A JoinError is raised by the future, not returned.
+    """
+
+    value: Any = None
+    text: str = ""
+    meta: Meta | None = None
+    winners: tuple[int, ...] | None = None  # joins: the branches that decided, in deciding order
+
+
+class _Missing:
+    """The value of a branch that never bound the joined name. Falsy; a single instance."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+MISSING = _Missing()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Token counts of a run. asked: prompt tokens summed over calls, as an engine without any sharing would compute
+    them; computed: prompt tokens really put through the model; reused: the rest.
+    """
+
+    calls: int = 0
+    asked_tokens: int = 0
+    computed_tokens: int = 0
+    reused_tokens: int = 0
+    generated_tokens: int = 0
+    forced_tokens: int = 0
+    peak_kv_pages: int = 0
+    wall_s: float = 0.0
