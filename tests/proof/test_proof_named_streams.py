@@ -27,8 +27,8 @@ def on(backend):
     return RunOptions(backend=backend)
 
 
-def scripted(k="a", v=pieces(*WORDS)):
-    return mock({"k": k} if k == "b" else {"k": k, "v": v})
+def scripted(k="a", v=None):
+    return mock({"k": k} if k == "b" else {"k": k, "v": v or pieces(*WORDS)})
 
 
 def test_stream_of_a_variable_made_after_a_branch_holds_all_of_it():
@@ -65,6 +65,5 @@ def test_stream_raises_what_failed_after_the_text_that_came(name):
     stream = branching.stream(options=on(backend))
     shown = []
     with backend, pytest.raises(EngineError, match="gone"):
-        for chunk in stream if name is None else stream.of(name):
-            shown.append(chunk)
+        shown.extend(iter(stream if name is None else stream.of(name)))
     assert "".join(shown) == ("" if name else "Pick: a") + "one two"
