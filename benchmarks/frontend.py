@@ -1,10 +1,12 @@
 """What the frontend itself costs, with an executor that has every value at once and computes nothing.
 
     python benchmarks/frontend.py
-    python benchmarks/frontend.py --sglang PYTHON     also SGLang's own frontend, in the environment of PYTHON
+    python benchmarks/frontend.py --install DIR       beside SGLang's own frontend, in an environment made in DIR
+    python benchmarks/frontend.py --sglang PYTHON     the same in an environment that has SGLang's wheel already
+    python benchmarks/frontend.py ... --check         exit code 1 unless ours is TIMES_BETTER as good in each figure
 
-SGLang's figures come from the same programs on its stub backend, in its default threaded mode; `--sglang` names the
-interpreter of an environment that has its wheel (`pip install --no-deps sglang==0.5.23` and what it imports).
+SGLang's figures come from the same programs on a backend that has every value at once, in its default threaded mode. `--install`
+needs a package index; without torch and triton the wheel and what it imports take about 400 MB.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
+import sys
 import threading
 import time
+import venv
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -25,6 +29,13 @@ from sglang_dsl.ir.nodes import Join, Node
 from sglang_dsl.ir.record import RunRecord
 
 CALLS_PER_PROGRAM = 200
+TIMES_BETTER = 3.0
+RATES = {"programs_per_s"}  # more is better; of all other figures less
+SGLANG = "sglang==0.5.23"
+IMPORTED_BY_SGLANG = (
+    "aiohttp", "msgspec", "numpy", "orjson", "packaging", "pillow", "psutil", "pybase64", "pydantic", "pyzmq", "requests",
+    "starlette", "tqdm",
+)  # fmt: skip
 TEXT = Outcome(value="out", text="out")
 
 
@@ -34,18 +45,19 @@ class NullRun:
     seed = 0
 
     def __init__(self) -> None:
+        self._nodes: list[Node] = []
         self._widths: dict[str, int] = {}
 
     def extend(self, nodes: Sequence[Node]) -> None:
-        for node in nodes:
-            if type(node) is Join:
-                self._widths[node.id] = len(node.tips)
+        self._nodes += nodes
 
     def register(self, key: str, function: Callable[..., Any]) -> None:
         pass
 
     def value(self, node_id: str) -> Future[Outcome]:
         future: Future[Outcome] = Future()
+        self._widths.update((node.id, len(node.tips)) for node in self._nodes if type(node) is Join)
+        self._nodes.clear()
         width = self._widths.get(node_id)
         future.set_result(TEXT if width is None else Outcome(value=["out"] * width))
         return future
@@ -153,28 +165,61 @@ def threads_of_wide_fork(options: RunOptions) -> int:
     return seen[0]
 
 
-def main() -> None:
+def install(folder: Path) -> Path:
+    """Make an environment with SGLang's wheel in `folder`, unless it is there. Returns its interpreter."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+    pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--no-deps", SGLANG], check=True)
+    subprocess.run([*pip, *IMPORTED_BY_SGLANG], check=True)
+    return python
+
+
+def measure_sglang(python: Path) -> dict[str, float]:
+    """The figures of `frontend_sglang.py` in another environment."""
+    script = Path(__file__).with_name("frontend_sglang.py")
+    ended = subprocess.run([python, script], stdout=subprocess.PIPE, text=True, check=True)
+    figures: dict[str, float] = json.loads(ended.stdout.splitlines()[-1])
+    return figures
+
+
+def ratios(ours: dict[str, float], theirs: dict[str, float]) -> dict[str, float]:
+    """How many times better ours is, for each figure that both have."""
+    both = [name for name in ours if name in theirs]
+    return {n: ours[n] / theirs[n] if n in RATES else theirs[n] / ours[n] for n in both}
+
+
+def show(ours: dict[str, float], theirs: dict[str, float]) -> None:
+    """One line per figure."""
+    better = ratios(ours, theirs)
+    print(f"{'':<24}{'sglang_dsl':>12}" + (f"{'SGLang':>12}{'ratio':>8}" if theirs else ""))
+    for name in {**ours, **theirs}:
+        figures = [f"{found[name]:>12.3f}" if name in found else " " * 12 for found in (ours, theirs)]
+        print(f"{name:<24}{''.join(figures)}{f'{better[name]:>7.1f}x' if name in better else ''}".rstrip())
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--install", type=Path, metavar="DIR", help="make an environment with SGLang's wheel in DIR")
+    where.add_argument("--sglang", type=Path, metavar="PYTHON", help="an interpreter that has SGLang's wheel")
     parser.add_argument(
-        "--sglang", type=Path, metavar="PYTHON", help="interpreter of an environment with SGLang's wheel"
+        "--check", action="store_true", help=f"fail unless each figure is {TIMES_BETTER:g} times better"
     )
     chosen = parser.parse_args()
+    if chosen.check and chosen.install is None and chosen.sglang is None:
+        parser.error("--check compares: give --install or --sglang, too")
+    python = install(chosen.install) if chosen.install is not None else chosen.sglang
     ours = measure(RunOptions(backend=NullExecutor()))
-    theirs: dict[str, float] = {}
-    if chosen.sglang is not None:
-        script = Path(__file__).with_name("frontend_sglang.py")
-        ended = subprocess.run([chosen.sglang, script], capture_output=True, text=True, check=True)
-        theirs = json.loads(ended.stdout.splitlines()[-1])
-    print(f"{'':<24}{'sglang_dsl':>12}" + (f"{'SGLang':>12}{'ratio':>8}" if theirs else ""))
-    for name, value in ours.items():
-        line = f"{name:<24}{value:>12.3f}"
-        if name in theirs:
-            ratio = (
-                value / theirs[name] if name == "programs_per_s" else theirs[name] / value if value else float("inf")
-            )
-            line += f"{theirs[name]:>12.3f}{ratio:>7.1f}x"
-        print(line)
+    theirs = {} if python is None else measure_sglang(python)
+    show(ours, theirs)
+    missed = [name for name, times in ratios(ours, theirs).items() if times < TIMES_BETTER]
+    if chosen.check and (missed or ours["threads_of_fork_2000"]):
+        print(f"below the bar: {', '.join(missed) or 'a fork added threads'}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -147,22 +147,20 @@ class Statement:
 
     def add(self, item: Any) -> None:
         """Write a string, an expression, or a list or tuple of them."""
-        kind = type(item)
-        if kind is str:
-            if item:
-                self._add_text(item)
-        elif kind is Chain:
-            for part in item.parts:
-                self.add(part)
-        elif isinstance(item, Expression):
-            item.write(self)
-        elif kind is list or kind is tuple:
-            for part in item:
-                self.add(part)
-        elif isinstance(item, str):  # an abstract value, or a user's own kind of string
-            self._add_text(item)
-        else:
-            raise no_text(item, self._origin)
+        for part in item.parts if type(item) is Chain else (item,):
+            kind = type(part)
+            if kind is str:
+                if part:
+                    self._add_text(part)
+            elif isinstance(part, Expression):
+                part.write(self)
+            elif kind is list or kind is tuple:
+                for inner in part:
+                    self.add(inner)
+            elif isinstance(part, str):  # an abstract value, or a user's own kind of string
+                self._add_text(part)
+            else:
+                raise no_text(part, self._origin)
 
     def _add_text(self, text: str) -> None:
         if not str.isascii(text):
@@ -195,8 +193,7 @@ class Statement:
         return self._place(kind, context, branch, fields)
 
     def _place(self, kind: type[Node], context: str | None, branch: int | None, fields: dict[str, Any]) -> str:
-        part = len(self.nodes)
-        node_id = f"{self._base}.{part}{self._suffix}" if part else self._base + self._suffix
+        node_id = self._next_id()
         node = kind(
             id=node_id,
             context=context,
@@ -208,6 +205,10 @@ class Statement:
         )
         self.nodes.append(node)
         return node_id
+
+    def _next_id(self) -> str:
+        part = len(self.nodes)
+        return f"{self._base}.{part}{self._suffix}" if part else self._base + self._suffix
 
     def bind(self, handle: Handle[Any], bound: Bound) -> None:
         """Make a handle, and its name, stand for a value."""
@@ -290,9 +291,18 @@ class Statement:
                 names[handle.name] = bound
 
     def _push_text(self) -> None:
-        pieces = tuple(self._pieces)
+        text = Text(
+            id=self._next_id(),
+            context=self._tip,
+            branch=self._branch,
+            control=self._line.control,
+            scope=self._scope,
+            origin=self._origin,
+            pieces=tuple(self._pieces),
+        )
+        self.nodes.append(text)
         self._pieces.clear()
-        self._tip = self._place(Text, self._tip, self._branch, {"pieces": pieces})
+        self._tip = text.id
         self._branch = None
 
 
