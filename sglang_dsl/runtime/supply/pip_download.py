@@ -88,7 +88,7 @@ def _bytes_below(folder: Path) -> int:
     total = 0
     for file in folder.rglob("*"):
         with suppress(OSError):
-            total += file.stat().st_size
+            total += file.stat().st_size if file.is_file() else 0
     return total
 
 
