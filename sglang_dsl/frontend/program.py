@@ -239,17 +239,18 @@ class Program(Generic[P, R]):
 
     def export(self, *args: Any, **kwargs: Any) -> Graph:
         """The program as a graph that runs without its Python source (`execute`, `ir.json_format.save`). Takes what `trace`
-        takes, and `registry`: tools and Python keys known to whoever runs it.
+        takes, and `registry`: tools and Python keys known to whoever runs it; `trials`: how many sets of values it is tried on.
 
         Raises:
             ExportError: a question that tracing could not follow, a tool that is not registered, or values for which the
                 graph would do something else than the body.
         """
-        from .export import export
+        from .export import TRIALS, export
 
         symbolic = () if "symbolic" in self._parameters else kwargs.pop("symbolic", ())
         registry = () if "registry" in self._parameters else kwargs.pop("registry", ())
-        return export(self, args, kwargs, symbolic=symbolic, registry=registry)
+        trials = TRIALS if "trials" in self._parameters else kwargs.pop("trials", TRIALS)
+        return export(self, args, kwargs, symbolic=symbolic, registry=registry, trials=trials)
 
     # inside ------------------------------------------------------------------------------------------------------
 

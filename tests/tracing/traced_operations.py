@@ -9,6 +9,9 @@
 On a value of few possibilities (a select), whatever breaks here is a split.
 """
 
+# ruff: noqa: UP030, UP031, UP032, E711, RUF015, RUF017, SIM300
+# (each form of writing an operation is a case of its own)
+
 from __future__ import annotations
 
 import base64
@@ -164,10 +167,10 @@ OPERATIONS = _listed(
     fstring_nested_spec=lambda v: f"{'x':{v}}",
     format_call=lambda v: format(v, "*^20"),
     format_method=lambda v: "{} and {}".format(v, "x"),
-    format_named=lambda v: f"{v}",
-    format_spec=lambda v: f"{v:<10}|",
-    format_repr=lambda v: f"{v!r}",
-    format_index=lambda v: f"{v[0]}",
+    format_named=lambda v: "{v}".format(v=v),
+    format_spec=lambda v: "{:<10}|".format(v),
+    format_repr=lambda v: "{!r}".format(v),
+    format_index=lambda v: "{0[0]}".format(v),
     format_map=lambda v: "{v}".format_map({"v": v}),
     format_as_template=lambda v: v.format("x"),
     format_map_as_template=lambda v: v.format_map({"x": "y"}),
@@ -252,9 +255,9 @@ OPERATIONS = _listed(
     translate=lambda v: v.translate({97: "b"}),
     translate_of_fstring=lambda v: f"<{v}>".translate({97: "b"}),
     eq=lambda v: v == "yes",
-    eq_right=lambda v: v == "yes",
+    eq_right=lambda v: "yes" == v,
     ne=lambda v: v != "yes",
-    eq_none=lambda v: v == None,  # noqa: E711
+    eq_none=lambda v: v == None,
     eq_number=lambda v: v == 3,
     eq_itself=lambda v: v == v,
     is_none=lambda v: v is None,
