@@ -269,11 +269,15 @@ def script_of(script: ScriptLike, policy: Policy = "strict") -> Script:
 def unscripted(call: Call, script: Script) -> ScriptError:
     """The error for a call nobody scripted: its node, the end of its prompt, and the nearest match."""
     who = f"{call.name!r} (node {call.node_id})" if call.name else f"node {call.node_id!r}"
-    near = get_close_matches(call.name or call.node_id, list(script.names()), n=1)
+    names = list(script.names())
+    if call.name in names or call.node_id in names:
+        why = "the replies for it were all used by earlier calls."
+    else:
+        near = get_close_matches(call.name or call.node_id, names, n=1)
+        why = f"{script.describe()}." + (f" The nearest name in the script is {near[0]!r}." if near else "")
     shown = call.prompt if len(call.prompt) <= PROMPT_SHOWN else "..." + call.prompt[-PROMPT_SHOWN:]
-    nearest = f" The nearest name in the script is {near[0]!r}." if near else ""
     return ScriptError(
-        f"the call of {who} is not scripted: {script.describe()}.{nearest} Its prompt ends: {shown!r}",
+        f"the call of {who} is not scripted: {why} Its prompt ends: {shown!r}",
         hint='add a reply for it, or ask for one with unscripted="schema" or "echo"',
     )
 
