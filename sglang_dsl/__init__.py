@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import DslError, Origin
 from .frontend.branches import Branches
 from .frontend.expressions import Generation, Handle, Selection
+from .frontend.following import Chunk
 from .frontend.joined import Joined, Lazy
 from .frontend.primitives import gen, image, raw, select
 from .frontend.program import Program, program
@@ -39,7 +40,7 @@ from .frontend.roles import (
 from .frontend.running import Running
 from .frontend.settings import use
 from .frontend.state import State
-from .frontend.streaming import Chunk, Stream
+from .frontend.streaming import Stream
 from .frontend.tools import Tool, tool
 from .ir.execution import MISSING, Meta, Usage, execute
 from .ir.graph import Graph

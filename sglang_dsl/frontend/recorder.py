@@ -81,14 +81,25 @@ class LiveRecorder:
 
     tracing = False
 
-    __slots__ = ("_key_counts", "_keys", "_shown", "asynchronous", "graph", "on_append", "run", "sites")
+    __slots__ = (
+        "_key_counts",
+        "_keys",
+        "_shown",
+        "appended",
+        "asynchronous",
+        "followers",
+        "graph",
+        "run",
+        "sites",
+    )
 
     def __init__(self, run: Run, graph: Graph, sites: Sites, *, asynchronous: bool = False) -> None:
         self.run = run
         self.graph = graph
         self.sites = sites
         self.asynchronous = asynchronous
-        self.on_append: Callable[[Sequence[Node]], None] | None = None  # for who follows the run
+        self.appended: list[Node] = []  # only ever grows, so that other threads can read it
+        self.followers: tuple[Callable[[], object], ...] = ()  # called when it has grown
         self._keys: dict[Callable[..., Any], str] = {}
         self._key_counts: dict[str, int] = {}
         self._shown: list[BaseException] = []
@@ -105,8 +116,9 @@ class LiveRecorder:
             self._shown.append(error)
             raise
         self.graph.extend(nodes)
-        if self.on_append is not None:
-            self.on_append(nodes)
+        self.appended.extend(nodes)
+        for follower in self.followers:
+            follower()
 
     def register(self, key: str, function: Callable[..., Any]) -> str:
         """Two different functions of one key (lambdas, say) get different keys, in order of their first use."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from ..errors import DeadlineError
+from .following import Following
 from .result import Result
 from .session import Session
 from .state import State
@@ -18,20 +19,18 @@ R = TypeVar("R")
 class Running(Generic[R]):
     """A handle to a run whose body has a thread of its own."""
 
-    __slots__ = ("_ended", "_on_end", "_result", "_session")
+    __slots__ = ("_ended", "_listeners", "_result", "_session")
 
-    def __init__(self, session: Session[R], on_end: Callable[[], None] | None = None) -> None:
+    def __init__(self, session: Session[R]) -> None:
         self._session = session
-        self._on_end = on_end
+        self._listeners: list[Callable[[], object]] = []
         self._ended = threading.Event()
         self._result: Result[R] | None = None
 
     @classmethod
-    def begin(
-        cls, session: Session[R], *, asynchronous: bool, name: str, on_end: Callable[[], None] | None = None
-    ) -> Running[R]:
-        """Start the body's thread. Context variables are those of the caller. `on_end` is called on that thread."""
-        running = cls(session, on_end)
+    def begin(cls, session: Session[R], *, asynchronous: bool, name: str) -> Running[R]:
+        """Start the body's thread. Context variables are those of the caller."""
+        running = cls(session)
         context = contextvars.copy_context()
         target = running._run_async if asynchronous else running._run
         threading.Thread(target=context.run, args=(target,), name=f"program {name}", daemon=True).start()
@@ -51,6 +50,12 @@ class Running(Generic[R]):
     def done(self) -> bool:
         """Whether the run has ended."""
         return self._ended.is_set()
+
+    def stream(self, name: str | None = None) -> Following:
+        """The text from its beginning, for `for` or `async for`, whenever and however often it is asked for; with `name` what
+        calls of that name write. Leaving it leaves the run alone.
+        """
+        return Following(self._session, when_done=self._when_done, check=self.result, of=name)
 
     def cancel(self, reason: str = "cancelled by the caller") -> None:
         """Stop what has not finished; finished values stay."""
@@ -79,5 +84,11 @@ class Running(Generic[R]):
     def _end(self, result: Result[Any]) -> None:
         self._result = result
         self._ended.set()
-        if self._on_end is not None:
-            self._on_end()
+        for listener in tuple(self._listeners):
+            listener()
+
+    def _when_done(self, listener: Callable[[], object]) -> None:
+        """Call `listener` when the run has ended, at once if it has; perhaps twice."""
+        self._listeners.append(listener)
+        if self._ended.is_set():
+            listener()

@@ -105,9 +105,9 @@ class Run(Protocol):
     def events(self) -> Iterator[Event]:
         """All events from the beginning, then live ones, ending after "run_finished". Any number of readers."""
 
-    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[Event], None], *, replay: bool = False) -> Callable[[], None]:
         """Call `listener` for each event from now on, on the runtime's thread: it must return fast and not raise.
-        Returns the function that ends the subscription.
+        replay: first, on this thread, for each that came so far. Returns the function that ends the subscription.
         """
 
 

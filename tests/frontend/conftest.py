@@ -51,6 +51,7 @@ class FakeRun:
         self.sealed: Future[RunSummary] | None = None
         self.cancelled = ""
         self.listeners: list[Callable[[Event], None]] = []
+        self.told: list[Event] = []
         self.lock = threading.RLock()
 
     def register(self, key: str, function: Callable[..., Any]) -> None:
@@ -114,8 +115,11 @@ class FakeRun:
     def events(self) -> Iterator[Event]:
         return iter(())
 
-    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        self.listeners.append(listener)
+    def subscribe(self, listener: Callable[[Event], None], *, replay: bool = False) -> Callable[[], None]:
+        with self.lock:
+            for event in self.told if replay else ():
+                listener(event)
+            self.listeners.append(listener)
         return lambda: self.listeners.remove(listener)
 
     def _pump(self) -> None:
@@ -161,11 +165,12 @@ class FakeRun:
             future.set_exception(error)
             return
         self.prompts[node.id] = prompt + outcome.text
-        for listener in list(self.listeners):
-            half = len(outcome.text) // 2
-            for text in (outcome.text[:half], outcome.text[half:]):
-                if isinstance(node, Gen) and text:
-                    listener(Event(kind="text", node_id=node.id, text=text))
+        half = len(outcome.text) // 2
+        for text in (outcome.text[:half], outcome.text[half:]):
+            if isinstance(node, Gen) and text:
+                self.told.append(Event(kind="text", node_id=node.id, text=text))
+                for listener in list(self.listeners):
+                    listener(self.told[-1])
         future.set_result(outcome)
 
     def _outcome(self, node: Node, prompt: str) -> Outcome:

@@ -67,3 +67,43 @@ def test_stream_raises_what_failed_after_the_text_that_came(name):
     with backend, pytest.raises(EngineError, match="gone"):
         shown.extend(iter(stream if name is None else stream.of(name)))
     assert "".join(shown) == ("" if name else "Pick: a") + "one two"
+
+
+@pytest.mark.parametrize("name", [None, "v"])
+def test_stream_of_a_run_under_way_holds_all_of_it_whenever_it_is_asked_for(name):
+    """Before the first token, in the middle of the text, and after the end, where it used to be empty elsewhere."""
+
+    async def late(running):
+        return [chunk async for chunk in running.stream(name)]
+
+    with scripted() as backend:
+        running = branching.start(options=on(backend))
+        early = running.stream(name)
+        first = next(iter(running.stream(name)))
+        assert first
+        expected = ("" if name else "Pick: a") + "one two three"
+        assert "".join(early) == expected
+        running.result(20)
+        assert "".join(running.stream(name)) == expected
+        assert "".join(asyncio.run(late(running))) == expected
+        with pytest.raises(UnknownNameError, match="'vv'"):
+            list(running.stream("vv"))
+
+
+def test_stream_of_a_run_that_is_left_leaves_the_run_and_nothing_behind():
+    with scripted() as backend:
+        running = branching.start(options=on(backend))
+        for _ in running.stream("v"):
+            break
+        assert running.result(20).text == "Pick: aone two three"
+        assert running.session.recorder.followers == ()
+
+
+def test_stream_of_a_run_raises_its_failure_also_afterwards():
+    with scripted(v=fails("gone", after=2, reply=pieces(*WORDS))) as backend:
+        running = branching.start(options=on(backend))
+        assert running.result(20, raising=False).error is not None
+        shown = []
+        with pytest.raises(EngineError, match="gone"):
+            shown.extend(iter(running.stream("v")))
+        assert "".join(shown) == "one two"

@@ -150,7 +150,7 @@ class Performance:
         """None."""
         return iter(())
 
-    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[Event], None], *, replay: bool = False) -> Callable[[], None]:
         """Nothing will be told."""
         return lambda: None
 

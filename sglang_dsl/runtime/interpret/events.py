@@ -38,10 +38,15 @@ class EventLog:
             if event.kind == "run_finished":
                 return
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Tell `listener` of what comes from now on, until the returned function is called."""
+    def subscribe(self, listener: Listener, *, replay: bool = False) -> Callable[[], None]:
+        """Tell `listener` of what comes from now on, until the returned function is called.
+
+        replay: first of all that came so far, here and now; nothing is told twice or left out in between.
+        """
         key = object()
         with self._grown:
+            for event in self._events if replay else ():
+                listener(event)
             self._listeners[key] = listener
 
         def end() -> None:

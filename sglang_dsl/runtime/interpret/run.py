@@ -101,9 +101,9 @@ class InterpretedRun:
         """See `Run`."""
         return self._machine.events.read()
 
-    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[Event], None], *, replay: bool = False) -> Callable[[], None]:
         """See `Run`."""
-        return self._machine.events.subscribe(listener)
+        return self._machine.events.subscribe(listener, replay=replay)
 
     def _cancel_all(self, reason: str) -> None:
         error = CancelledError("the run was cancelled" + (f": {reason}" if reason else ""))

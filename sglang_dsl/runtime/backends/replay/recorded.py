@@ -93,9 +93,9 @@ class RecordedRun:
         """See `Run`."""
         return self._events.read()
 
-    def subscribe(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+    def subscribe(self, listener: Callable[[Event], None], *, replay: bool = False) -> Callable[[], None]:
         """See `Run`."""
-        return self._events.subscribe(listener)
+        return self._events.subscribe(listener, replay=replay)
 
     def _check(self, node: Node) -> None:
         if node.id not in self._record.graph:
