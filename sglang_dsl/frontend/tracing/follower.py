@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
 from ...errors import TraceError
@@ -27,6 +28,7 @@ class Trace:
         self.path: Path | None = None
         self._numbers: dict[Reference, int] = {}
         self._known: list[Abstract] = []
+        self._clean: dict[int, object] = {}  # options scanned before; kept, so that an id stays its own
 
     @property
     def ended(self) -> bool:
@@ -81,6 +83,23 @@ class Trace:
             return self._known[numbers[0]]
         on = self._known[numbers[0]].on if numbers else Reference("")
         return Abstract(text, self, None, on, None)
+
+    def is_clean(self, option: object) -> bool:
+        """Whether no string in an option holds a tag or a piece of one. Specs are scanned once."""
+        if isinstance(option, (bool, int, float)):
+            return True
+        if isinstance(option, str):
+            found = self.tags.find(exact(option))
+            return not found.damage and not any(isinstance(part, int) for part in found.parts)
+        if isinstance(option, (list, tuple)):
+            return all(map(self.is_clean, option))
+        if isinstance(option, Mapping):
+            return all(self.is_clean(key) and self.is_clean(value) for key, value in option.items())
+        if id(option) not in self._clean and is_dataclass(option):
+            if not all(self.is_clean(getattr(option, f.name)) for f in fields(option)):
+                return False
+            self._clean[id(option)] = option
+        return True
 
     def reference(self, number: int) -> Reference:
         """What a tag stands for."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import Origin, TraceError
 from ...ir.execution import Outcome
 from ...ir.graph import Graph
 from ...ir.nodes import (
+    NODE_CLASSES,
     Break,
     Concat,
     Constant,
@@ -240,10 +242,10 @@ class Path:
         return DictOf(tuple(pairs))
 
     def _scan_options(self, node: Node) -> None:
-        for text in _option_texts(node):
-            found = self.trace.tags.find(exact(text))
-            if found.damage or any(isinstance(part, int) for part in found.parts):
-                self.stop(f"an option of this {node.kind} depends on a value that does not exist yet")
+        for name in _option_fields(node.kind):
+            value = getattr(node, name)
+            if value and not self.trace.is_clean(value):
+                self.stop(f"{name!r} of this {node.kind} depends on a value that does not exist yet")
 
 
 class Unfinished(Outcome):
@@ -286,15 +288,10 @@ def _may_hold_text(constant: Constant) -> bool:
 
 
 _MENTIONS = frozenset({"pieces", "choices", "values", "arguments", "value", "items", "result", "on", "origin", "id"})
+_OURS = frozenset({"context", "branch", "control", "scope", "fork", "tips", "body"})  # made here, or scanned already
 
 
-def _option_texts(value: Any) -> list[str]:
-    """Every string in the fields of a node that are no expressions."""
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, (tuple, list)):
-        return [text for item in value for text in _option_texts(item)]
-    if is_dataclass(value) and not isinstance(value, type):
-        names = [f.name for f in fields(value) if not (isinstance(value, Node) and f.name in _MENTIONS)]
-        return [text for name in names for text in _option_texts(getattr(value, name))]
-    return []
+@cache
+def _option_fields(kind: str) -> tuple[str, ...]:
+    """The fields of a kind of node that hold what the user gave, and no expressions."""
+    return tuple(f.name for f in fields(NODE_CLASSES[kind]) if f.name not in _MENTIONS | _OURS)
