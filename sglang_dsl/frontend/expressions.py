@@ -69,6 +69,18 @@ class Expression:
     def __radd__(self, other: Any) -> Chain:
         return Chain((other, self))
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Expression):
+            return self is other
+        raise ProgramError(
+            f"{self!r} was compared with {other!r}, but it has no value",
+            hint="append it, then compare s[...]",
+            origin=caller_origin(),
+        )
+
+    def __hash__(self) -> int:
+        return object.__hash__(self)
+
     def __str__(self) -> str:
         raise ProgramError(
             f"{self!r} was turned into a string, but it has no text before the model has run",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from ..errors import BranchError, SpecError, UnknownNameError
+from ..errors import BranchError, RoleError, SpecError, UnknownNameError
 from ..ir.nodes import Join
 from ..ir.specs import JoinMode
 from .bindings import Bound, Convert, Gathered, value_in_join
@@ -69,7 +69,13 @@ def gather(
 
 
 def gather_text(parent: Cursor, fork_id: str, branches: Sequence[Cursor], site: Site, mode: JoinMode) -> Gathered:
-    """Join branches of which no value is wanted: only their text (`concat`), or only their end."""
+    """Join branches of which no value is wanted: only their text (`concat`), or only their end.
+
+    Raises:
+        RoleError: text that begins or ends a turn of its own would be appended.
+    """
+    if mode == "concat":
+        _check_turns(parent, branches, site)
     statement = parent.draft(site)
     gathered = _push(statement, fork_id, branches, None, [None] * len(branches), JoinRequest(mode=mode))
     parent.commit(statement)
@@ -125,6 +131,17 @@ def _push(
         key=key,
     )
     return Gathered(node_id, parts, request.mode, label=f"join of {name!r}" if name else "join", nested=request.nested)
+
+
+def _check_turns(parent: Cursor, branches: Sequence[Cursor], site: Site) -> None:
+    for index, branch in enumerate(branches):
+        if branch.line.role != parent.line.role:
+            opened, wanted = branch.line.role or "no", parent.line.role or "no"
+            raise RoleError(
+                f"branch {index} ends with {opened} turn open, its parent has {wanted} turn open",
+                hint="close in the branch what it opened, then join its text",
+                origin=site.origin,
+            )
 
 
 def _close(branches: Sequence[Cursor], site: Site) -> None:

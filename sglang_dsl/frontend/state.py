@@ -20,7 +20,7 @@ from ..errors import DslError, ForkError, Origin, ProgramError, UnknownNameError
 from ..ir.execution import Meta, Outcome
 from ..ir.nodes import Fork, Reference
 from ..ir.nodes import Tool as ToolNode
-from .bindings import Bound, Local, history
+from .bindings import Bound, Gathered, Local, history
 from .branches import Branches
 from .drafting import Cursor, Statement
 from .expressions import Handle, Mention
@@ -110,11 +110,18 @@ class State:
         found = None if isinstance(bound, Local) else self._cursor.recorder.outcome(bound.node_id).meta
         if found is None:
             raise ProgramError(
-                f"{key!r} is not a model call, so it has no meta",
-                hint="ask for a gen or select",
+                f"{key!r} is not one model call, so it has no meta",
+                hint="ask for a gen or select; s.metas(...) has those of samples and of a join",
                 origin=caller_origin(),
             )
         return found
+
+    def metas(self, key: Handle[Any] | str) -> list[Meta]:
+        """`meta` of each sample of a `gen(n=...)`, or of each call that a join gathered, in order."""
+        bound = self._find(key)
+        calls = [leaf for leaf in bound.leaves if leaf is not None] if isinstance(bound, Gathered) else [bound]
+        metas = [self._cursor.recorder.outcome(call.node_id).meta for call in calls if not isinstance(call, Local)]
+        return [meta for meta in metas if meta is not None]
 
     def ref(self, key: Handle[Any] | str | Lazy[Any]) -> Mention:
         """Mention a value in text without waiting for it: `s += "You said " + s.ref("a")`."""

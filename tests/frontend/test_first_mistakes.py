@@ -7,8 +7,8 @@ from enum import Enum
 
 import pytest
 
-from sglang_dsl import RunOptions, gen, program, tool, user
-from sglang_dsl.errors import BranchError, ProgramError, SpecError
+from sglang_dsl import RunOptions, assistant_begin, gen, program, tool, user
+from sglang_dsl.errors import BranchError, ProgramError, RoleError, SpecError
 from sglang_dsl.frontend.checks import Partly
 from sglang_dsl.frontend.outputs import output_of
 from sglang_dsl.testing import cut_off, mock
@@ -119,6 +119,42 @@ def test_stream_gives_its_result_after_the_text_and_refuses_before(fake):
         _ = stream.result
     assert "".join(stream) == "a"
     assert stream.result.value == 5
+
+
+def test_handle_compared_with_a_value_is_refused_and_with_itself_is_not(fake):
+    a, b = gen("a"), gen("a")
+    assert a == a
+    assert a != b
+    assert {a: 1}[a] == 1
+    with pytest.raises(ProgramError, match="compared with 'yes'"):
+        _ = a == "yes"
+
+
+def test_text_of_branches_with_an_open_turn_is_not_appended(fake):
+    @program
+    def p(s):
+        branches = s.fork(2)
+        branches += assistant_begin()
+        branches += gen("v")
+        branches.concat()
+
+    with pytest.raises(RoleError, match="branch 0 ends with assistant turn open, its parent has no turn open"):
+        p.run(options=RunOptions(backend=fake()))
+
+
+def test_samples_and_joined_calls_have_their_metas(fake):
+    @program
+    def p(s):
+        s += gen("one")
+        s += gen("samples", n=2)
+        branches = s.fork(3)
+        branches += gen("joined", n=2)
+        branches.join("joined")
+        with pytest.raises(ProgramError, match=r"s\.metas"):
+            s.meta("samples")
+        return [len(s.metas(name)) for name in ("one", "samples", "joined")]
+
+    assert p.run(options=RunOptions(backend=fake())).value == [1, 2, 6]
 
 
 class Colour(Enum):
