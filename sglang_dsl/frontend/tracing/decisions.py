@@ -25,7 +25,7 @@ class Decision:
     """One answer that a run of the body went on with.
 
     on: the value asked of, as JSON. groups: its possibilities by answer. taken: the index of the group followed. at: nodes that
-    the body had appended before.
+    the body had appended before. narrowed: earlier answers have ruled out some values.
     """
 
     on: Reference
@@ -33,6 +33,7 @@ class Decision:
     taken: int
     at: int
     origin: Origin
+    narrowed: bool = False
 
     @property
     def values(self) -> Group:

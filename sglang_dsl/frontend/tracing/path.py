@@ -164,7 +164,7 @@ class Path:
         self._go_on()
         if len(groups) == 1:
             return 0
-        asked = Decision(on, tuple(groups), 0, len(self.nodes), user_origin())
+        asked = Decision(on, tuple(groups), 0, len(self.nodes), user_origin(), on in self._left)
         number = len(self.decisions)
         if number < len(self._script):
             again = self._script[number]

@@ -72,6 +72,8 @@ class _Meeting:
         self._origin: Origin = decision.origin
         self._assumed = assumed
         self._values = [values for values, _ in ways]
+        if decision.narrowed and None not in self._values:
+            self._values[-1] = None  # the last arm takes the values that cannot come, too
         self._paths = [items for _, items in ways]
         broken = [bool(p) and isinstance(p[-1].node, Break) for p in self._paths]
         self._live = [k for k in range(len(ways)) if not broken[k]] if not all(broken) else list(range(len(ways)))
