@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ..ir.execution import Outcome, Run, RunSpec, RunSummary, Usage
+from ..ir.execution import Meter, Outcome, Run, RunSpec, RunSummary, Usage
 from ..ir.graph import Graph
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Result(Generic[R]):
     """
 
     __slots__ = (
+        "_meter",
         "_run",
         "_spec",
         "_value",
@@ -45,6 +46,7 @@ class Result(Generic[R]):
         graph: Graph,
         spec: RunSpec,
         run: Run,
+        meter: Callable[[], Meter],
         summary: RunSummary,
         error: BaseException | None = None,
         raised_by_body: bool = False,
@@ -53,6 +55,7 @@ class Result(Generic[R]):
         self.raised_by_body = raised_by_body
         self._spec = spec
         self._run = run
+        self._meter = meter
         self.state = state
         self.graph = graph
         self.usage: Usage = summary.usage
@@ -88,10 +91,11 @@ class Result(Generic[R]):
         return self.state._outcomes()
 
     def draw(self, format: Format = "html") -> str:  # noqa: A002  the word that `ir.draw.draw` uses
-        """A picture of the graph, with what the run gave."""
+        """A picture of the graph, with what the run gave; the HTML page has the prompts as the model got them."""
         from ..ir.draw import draw
 
-        return draw(self.graph, format, outcomes=self.outcomes)
+        meter = self._meter() if format == "html" else None
+        return draw(self.graph, format, outcomes=self.outcomes, meter=meter)
 
     def __repr__(self) -> str:
         ended = f"value={self._value!r}" if self.error is None else f"error={self.error!r}"

@@ -7,7 +7,7 @@ from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
 from ..errors import CancelledError, Origin, ProgramError
-from ..ir.execution import Run, RunSpec, RunSummary, resolve
+from ..ir.execution import Executor, Run, RunSpec, RunSummary, resolve
 from ..ir.graph import Graph
 from ..ir.nodes import Join, Return
 from .drafting import Cursor, Line
@@ -25,7 +25,7 @@ R = TypeVar("R")
 class Session(Generic[R]):
     """Runs a body once. `state` and `run` can be read from any thread; the body belongs to one."""
 
-    __slots__ = ("_body", "_cancelled", "_origin", "_spec", "recorder", "run", "state")
+    __slots__ = ("_body", "_cancelled", "_executor", "_origin", "_spec", "recorder", "run", "state")
 
     def __init__(
         self, body: Callable[[State], Any], spec: RunSpec, sites: Sites, origin: Origin, *, asynchronous: bool = False
@@ -34,7 +34,8 @@ class Session(Generic[R]):
         self._spec = spec
         self._origin = origin
         self._cancelled = ""
-        self.run: Run = resolve(spec.options.backend).open(spec)
+        self._executor: Executor = resolve(spec.options.backend)
+        self.run: Run = self._executor.open(spec)
         self.recorder = LiveRecorder(self.run, Graph(name=spec.program), sites, asynchronous=asynchronous)
         self.state = State(Cursor(self.recorder, Line(), {}, ""))
 
@@ -137,6 +138,7 @@ class Session(Generic[R]):
             graph=self.recorder.graph,
             spec=self._spec,
             run=self.run,
+            meter=self._executor.meter,
             summary=summary,
             error=error,
             raised_by_body=raised_by_body,

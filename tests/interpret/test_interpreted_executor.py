@@ -6,7 +6,7 @@ from fake_target import FakeTarget
 from sglang_dsl.errors import BackendNotFoundError, SpecError
 from sglang_dsl.ir.execution import Executor, RunSpec, execute
 from sglang_dsl.ir.graph import Graph
-from sglang_dsl.ir.nodes import Gen, Plain, Text
+from sglang_dsl.ir.nodes import Fork, Gen, Plain, Text
 from sglang_dsl.ir.specs import ConstraintSpec, RunOptions
 from sglang_dsl.runtime.backends.interpreted import InterpretedExecutor
 
@@ -59,3 +59,21 @@ def test_namespace_of_the_options_reaches_every_request_and_models_keep_their_ow
     execute(GRAPH, InterpretedExecutor("main", target, lambda: None), RunSpec(options=options)).value("g").result(1)
     [request] = judge.requests
     assert (request.namespace.user_key, request.namespace.model, request.priority) == ("ann", "fake", 3)
+
+
+def test_meter_encodes_what_many_paths_begin_with_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = FakeTarget(lambda request: "")
+    encoded: list[str] = []
+    encode = target.text.tokenizer.encode_segment
+
+    def counted(pieces):
+        encoded.append(pieces[0].text)
+        return encode(pieces)
+
+    monkeypatch.setattr(target.text.tokenizer, "encode_segment", counted)
+    meter = InterpretedExecutor("fake", target, lambda: None).meter()
+    shared = [Text(id="t", pieces=(Plain("shared"),)), Fork(id="f", size=2, context="t")]
+    for branch in (0, 1):
+        own = Text(id=f"b{branch}", pieces=(Plain(f"own {branch}"),), context="f", branch=branch)
+        assert [s.text for s in meter.render([*shared, own], {})] == ["shared", f"own {branch}"]
+    assert encoded == ["shared", "own 0", "own 1"]

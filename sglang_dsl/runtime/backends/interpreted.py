@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 from ...errors import SpecError
@@ -12,6 +13,8 @@ from ...ir.specs import Backend, ConstraintSpec
 from ..interpret.preview import preview
 from ..interpret.run import InterpretedRun
 from ..interpret.target import Target
+
+REMEMBERED_STRETCHES = 256  # the paths of one graph begin alike, and encoding is most of the work of a preview
 
 
 @runtime_checkable
@@ -76,10 +79,11 @@ class TargetMeter:
         self.context_tokens = target.info.context_tokens
         self.kv_bytes_per_token = target.info.kv_bytes_per_token
         self._target = target
+        self._encode = lru_cache(REMEMBERED_STRETCHES)(target.text.tokenizer.encode_segment)
 
     def render(self, path: Sequence[Node], values: Mapping[str, str]) -> tuple[Segment, ...]:
         """See `Meter`."""
-        return preview(path, values, self._target.text)
+        return preview(path, values, self._target.text, self._encode)
 
     def count(self, text: str) -> int:
         """See `Meter`."""

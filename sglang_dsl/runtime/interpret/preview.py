@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from ...errors import RoleError
 from ...ir.execution import Segment
@@ -11,10 +12,14 @@ from ...ir.nodes import Fork, Gen, Node, Plain, Raw, Reference, RoleBegin, RoleE
 from ..text.bos import with_bos
 from ..text.protocol import TextModel, TextPiece, Turn
 
+Encode: TypeAlias = Callable[[tuple[TextPiece, ...]], Sequence[int]]
+
 SHOWN = "{%s}"  # how a value that does not exist yet is shown
 
 
-def preview(path: Sequence[Node], values: Mapping[str, str], text: TextModel) -> tuple[Segment, ...]:
+def preview(
+    path: Sequence[Node], values: Mapping[str, str], text: TextModel, encode: Encode | None = None
+) -> tuple[Segment, ...]:
     """One segment per stretch of text and the node it comes from, the nodes in `path` order.
 
     A stretch between two seams is encoded as a whole, as a run does it; its ids stand at its last segment's node, so
@@ -23,11 +28,12 @@ def preview(path: Sequence[Node], values: Mapping[str, str], text: TextModel) ->
 
     Args:
         values: texts of nodes that are known, by id.
+        encode: instead of the tokenizer's `encode_segment`: one that remembers, for who asks about many paths.
 
     Raises:
         RoleError: the template refuses a role.
     """
-    draft = _Draft(text, values)
+    draft = _Draft(text, values, encode or text.tokenizer.encode_segment)
     for node in path:
         draft.add(node)
     draft.seam()
@@ -35,8 +41,9 @@ def preview(path: Sequence[Node], values: Mapping[str, str], text: TextModel) ->
 
 
 class _Draft:
-    def __init__(self, text: TextModel, values: Mapping[str, str]) -> None:
+    def __init__(self, text: TextModel, values: Mapping[str, str], encode: Encode) -> None:
         self._text = text
+        self._encode = encode
         self._values = values
         self._bounds: dict[str, int] = {}  # of the calls so far
         self._pending: list[Segment] = []
@@ -66,7 +73,7 @@ class _Draft:
     def seam(self) -> None:
         """End a stretch: its ids stand at its last segment, or, with unknown parts, each part is counted alone."""
         if self._exact and self._pending:
-            ids = self._text.tokenizer.encode_segment([TextPiece(s.text, control=s.control) for s in self._pending])
+            ids = self._encode(tuple(TextPiece(s.text, control=s.control) for s in self._pending))
             begun = ids if self.segments else with_bos(ids, self._text.tokenizer)
             self._pending[-1] = replace(self._pending[-1], token_ids=tuple(begun))
         elif self._pending:
@@ -114,7 +121,7 @@ class _Draft:
         return max((self._count(choice) for choice in node.choices if isinstance(choice, str)), default=0)
 
     def _size(self, segment: Segment) -> int:
-        return len(self._text.tokenizer.encode_segment([TextPiece(segment.text, control=segment.control)]))
+        return len(self._encode((TextPiece(segment.text, control=segment.control),)))
 
     def _count(self, text: str) -> int:
         return len(self._text.tokenizer.encode(text))

@@ -1,48 +1,13 @@
-"""The page in a real browser: it draws, answers to clicks and keys, and runs nothing of the program's text."""
+"""The HTML picture of a graph in headless Chromium: it draws, folds, and answers to clicks and keys."""
 
 import json
-import os
-import shutil
 
 import pytest
 from drawn_graphs import nasty, router, scored, support_agent, support_outcomes, wide
 
 from sglang_dsl.ir.draw import draw
 
-playwright = pytest.importorskip("playwright.sync_api", reason="make test-browser installs playwright")
-pytestmark = pytest.mark.browser
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        pytest.skip("no Chromium is installed")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def open_page(browser, tmp_path):
-    """Opens a graph's page; fails the test on any script error, dialog or request."""
-    troubles = []
-
-    def opened(graph, fragment="", **options):
-        file = tmp_path / "page.html"
-        draw(graph, "html", path=file, **options)
-        page = browser.new_page(viewport={"width": 1300, "height": 850})
-        page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
-        page.on("console", lambda message: troubles.append(message.text) if message.type == "error" else None)
-        page.on("dialog", lambda dialog: troubles.append(f"dialog: {dialog.message}"))
-        page.on("request", lambda request: troubles.append(request.url) if request.url != file.as_uri() else None)
-        page.goto(file.as_uri() + fragment)
-        return page
-
-    yield opened
-    assert troubles == []
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
 
 
 def painted(page):
@@ -53,15 +18,9 @@ def painted(page):
     )
 
 
-def shoot(page, name):
-    """Keep a screenshot where SHOTS names a folder, to look at."""
-    if folder := os.environ.get("SHOTS"):
-        page.screenshot(path=f"{folder}/{name}.png")
-
-
-def test_page_support_agent_is_folded_and_unfolds_on_click(open_page):
+def test_page_support_agent_is_folded_unfolds_and_folds_again(show, shoot):
     graph = support_agent(40)
-    page = open_page(graph, outcomes=support_outcomes(graph))
+    page = show(draw(graph, "html", outcomes=support_outcomes(graph)))
     gens = [spot for spot in painted(page) if spot[0] and graph[spot[0]].kind == "gen"]
     assert len(gens) == 2
     shoot(page, "folded")
@@ -69,11 +28,13 @@ def test_page_support_agent_is_folded_and_unfolds_on_click(open_page):
     gens = [spot for spot in painted(page) if spot[0] and graph[spot[0]].kind == "gen"]
     assert len(gens) == 40
     shoot(page, "unfolded")
+    page.click("#fold")
+    assert len([spot for spot in painted(page) if spot[0] and graph[spot[0]].kind == "gen"]) == 2
 
 
-def test_page_click_on_a_node_shows_its_exact_prompt_with_origins(open_page):
+def test_page_click_on_a_node_shows_its_exact_prompt_with_origins(show):
     graph = support_agent(3)
-    page = open_page(graph, outcomes=support_outcomes(graph))
+    page = show(draw(graph, "html", outcomes=support_outcomes(graph)))
     _, x, y = next(spot for spot in painted(page) if spot[0] and graph[spot[0]].kind == "gen")
     page.mouse.click(x, y)
     panel = page.locator("#panel")
@@ -91,9 +52,9 @@ def test_page_click_on_a_node_shows_its_exact_prompt_with_origins(open_page):
     assert panel.is_hidden()
 
 
-def test_page_search_finds_counts_and_unfolds_what_hides_a_hit(open_page):
+def test_page_search_finds_counts_and_unfolds_what_hides_a_hit(show, shoot):
     graph = support_agent(40)
-    page = open_page(graph)
+    page = show(draw(graph, "html"))
     page.keyboard.press("/")
     page.keyboard.type("ticket 17:")
     assert page.locator("#hits").inner_text() == "1"
@@ -103,8 +64,8 @@ def test_page_search_finds_counts_and_unfolds_what_hides_a_hit(open_page):
     shoot(page, "search")
 
 
-def test_page_text_of_the_program_never_executes(open_page):
-    page = open_page(nasty())
+def test_page_text_of_the_program_never_executes(show):
+    page = show(draw(nasty(), "html"))
     assert page.title() == '"</title><script>alert(1)</script>'
     for index in range(page.evaluate("nodes.length")):
         page.evaluate(f"goTo({index})")
@@ -112,8 +73,8 @@ def test_page_text_of_the_program_never_executes(open_page):
     assert page.locator("img, iframe, object, #panel b").count() == 0
 
 
-def test_page_switch_shows_the_way_taken(open_page):
-    page = open_page(router(), outcomes=scored())
+def test_page_switch_shows_the_way_taken(show, shoot):
+    page = show(draw(router(), "html", outcomes=scored()))
     taken = page.evaluate("fans.find((f) => f.ways).columns.map((c) => [c.label, c.taken])")
     assert taken == [["x", True], ["y", False]]
     page.evaluate("goTo(byId.get('k'))")
@@ -121,8 +82,8 @@ def test_page_switch_shows_the_way_taken(open_page):
     shoot(page, "switch")
 
 
-def test_page_themes_and_zoom_keys(open_page):
-    page = open_page(router())
+def test_page_themes_and_zoom_by_keys_and_buttons(show):
+    page = show(draw(router(), "html"))
     before = page.evaluate("document.documentElement.dataset.theme")
     page.click("#theme")
     assert page.evaluate("document.documentElement.dataset.theme") != before
@@ -131,15 +92,19 @@ def test_page_themes_and_zoom_keys(open_page):
     assert page.evaluate("view.scale") > scale
     page.keyboard.press("f")
     assert page.evaluate("view.scale") == pytest.approx(scale)
+    page.click("#in")
+    assert page.evaluate("view.scale") > scale
+    page.click("#fit")
+    assert page.evaluate("view.scale") == pytest.approx(scale)
 
 
-def test_page_opens_at_a_linked_node(open_page):
-    page = open_page(router(), fragment="#k")
+def test_page_opens_at_a_linked_node(show):
+    page = show(draw(router(), "html"), "#k")
     assert page.locator("#panel h2").inner_text() == "select k"
 
 
-def test_page_five_thousand_nodes_unfolded_paint_smoothly(open_page):
-    page = open_page(wide(5000))
+def test_page_of_five_thousand_nodes_paints_smoothly_and_answers_a_search(show, shoot):
+    page = show(draw(wide(5000), "html"))
     page.click("#fold")
     times = page.evaluate(
         """() => { const times = [];
@@ -149,3 +114,6 @@ def test_page_five_thousand_nodes_unfolded_paint_smoothly(open_page):
     )
     shoot(page, "wide")
     assert max(times) < 250, json.dumps(times)  # software rendering here; a screen's own GPU is far faster
+    page.fill("#query", "Question 1234:")
+    page.press("#query", "Enter")
+    assert "Question 1234:" in page.locator("#panel").inner_text()
