@@ -119,7 +119,12 @@ class _Trials:
         body, value, error = self._run_body(samples, given)
         try:
             backend = Rehearsal(samples)
-            spec = RunSpec(program=self._graph.name, options=RunOptions(backend=backend), arguments=given)
+            spec = RunSpec(
+                program=self._graph.name,
+                options=RunOptions(backend=backend),
+                arguments=given,
+                registry={} if body is None else body.registry,
+            )
             execute(self._graph, backend, spec)
             performed = backend.run
         except GraphError as failure:

@@ -48,7 +48,9 @@ class Writer:
             return repr(self.pick(TEXTS))
         return self.pick(WRAPS).format(f"{state}[{self.pick(names)!r}]" if "'" not in names[0] else names[0])
 
-    def block(self, depth: int, state: str, names: list[str], kinds: dict[str, str], size: int, forks: int, turn: bool) -> None:
+    def block(
+        self, depth: int, state: str, names: list[str], kinds: dict[str, str], size: int, forks: int, turn: bool
+    ) -> None:
         """Statements. `names`: bound to text; `kinds`: selects in reach; `forks`: levels of forking left."""
         for _ in range(self.draw(st.integers(1, size))):
             self.statement(depth, state, names, kinds, size, forks, turn)
@@ -149,7 +151,9 @@ class Writer:
         self.line(depth, f"{result} = {state}.switch({name!r}, {{{kinds[name][0]!r}: {arm}}}, default={other})")
         self.line(depth, f"{state} += f'[{{{result}}}]'")
 
-    def w_samples(self, depth: int, state: str, names: list[str], kinds: Any, size: int, forks: int, turn: bool) -> None:
+    def w_samples(
+        self, depth: int, state: str, names: list[str], kinds: Any, size: int, forks: int, turn: bool
+    ) -> None:
         name = self.name("m")
         self.line(depth, f"{state} += gen({name!r}, n=2)")
         self.line(depth, f"{state} += ' / '.join({state}[{name!r}])")

@@ -173,7 +173,10 @@ def test_case_31_everything_is_a_node_and_the_graph_gives_the_same_text() -> Non
     fork = next(n for n in graph if isinstance(n, Fork))
     join = next(n for n in graph if isinstance(n, Join))
     assert join.context == join.fork == fork.id
-    assert [(n.context, n.branch) for n in graph if n.context == fork.id and n.branch is not None] == [(fork.id, 0), (fork.id, 1)]
+    assert [(n.context, n.branch) for n in graph if n.context == fork.id and n.branch is not None] == [
+        (fork.id, 0),
+        (fork.id, 1),
+    ]
     assert {n.scope for n in graph} == {"", "sub"}
     assert_same(whole, whole.export())
 
@@ -258,7 +261,9 @@ def test_two_traces_at_once_in_two_threads_do_not_mix() -> None:
             s += name if s["k"] == "a" else name + "!"
 
         for _ in range(20):
-            texts = [q.text for n in everything(p.trace()) if isinstance(n, Text) for q in n.pieces if isinstance(q, Plain)]
+            texts = [
+                q.text for n in everything(p.trace()) if isinstance(n, Text) for q in n.pieces if isinstance(q, Plain)
+            ]
             found.setdefault(name, []).extend(texts)
 
     threads = [threading.Thread(target=follow, args=(name,)) for name in ("one", "two")]

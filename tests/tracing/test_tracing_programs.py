@@ -61,7 +61,9 @@ def _from_graph(graph: Graph) -> tuple[list[tuple[Any, ...]], Any]:
 
 def _check(program: Program[..., Any]) -> None:
     note(program.function.__doc__ or "")
-    assume(not any(isinstance(n, Switch) and n.assumed for n in everything(program.trace())))  # more paths than are followed
+    assume(
+        not any(isinstance(n, Switch) and n.assumed for n in everything(program.trace()))
+    )  # more paths than are followed
     graph = program.export(trials=4)
     assert _from_graph(loads(dumps(graph))) == _eager(program)
 
@@ -86,7 +88,8 @@ def test_exported_graph_of_500_programs_does_what_they_do(program) -> None:
 def test_checks_of_this_file_see_a_difference() -> None:
     from program_strategy import compiled
 
-    source = "from sglang_dsl import gen, program\n@program\ndef generated(s):\n    s += {} + gen('a')\n    return s['a']\n"
+    source = (
+        "from sglang_dsl import gen, program\n@program\ndef generated(s):\n    s += {} + gen('a')\n    return s['a']\n"
+    )
     one, other = compiled(source.format("'a'")), compiled(source.format("'b'"))
     assert _from_graph(one.export()) != _eager(other)
-

@@ -72,10 +72,13 @@ def run_body(program: Any, samples: Samples, *args: Any, **kwargs: Any) -> Perfo
     return backend.run
 
 
-def run_graph(graph: Graph, samples: Samples, **arguments: Any) -> Performance:
+def run_graph(graph: Graph, samples: Samples, registry: Any = None, **arguments: Any) -> Performance:
     """The graph on the same samples."""
     backend = Rehearsal(samples)
-    execute(graph, backend, RunSpec(program=graph.name, options=RunOptions(backend=backend), arguments=arguments))
+    spec = RunSpec(
+        program=graph.name, options=RunOptions(backend=backend), arguments=arguments, registry=registry or {}
+    )
+    execute(graph, backend, spec)
     assert backend.run is not None
     return backend.run
 
@@ -84,5 +87,15 @@ def assert_same(program: Any, graph: Graph, *args: Any, texts: Sequence[str] = O
     """Body and graph do the same for each of many values."""
     for trial in range(len(texts)):
         samples = Samples(trial, texts)
-        expected = did(lambda samples=samples: run_body(program, samples, *args))
-        assert did(lambda samples=samples: run_graph(graph, samples)) == expected
+        registry: dict[str, Any] = {}
+
+        def body(samples: Samples = samples, registry: dict[str, Any] = registry) -> Performance:
+            run = run_body(program, samples, *args)
+            registry.update(run.registry)
+            return run
+
+        def from_graph(samples: Samples = samples, registry: dict[str, Any] = registry) -> Performance:
+            return run_graph(graph, samples, registry)
+
+        expected = did(body)
+        assert did(from_graph) == expected

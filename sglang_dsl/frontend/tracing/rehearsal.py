@@ -107,7 +107,7 @@ class Performance:
         self.root = Frame()
         self._samples = samples
         self._spec = spec
-        self._registry: dict[str, Callable[..., Any]] = dict(spec.registry)
+        self.registry: dict[str, Callable[..., Any]] = dict(spec.registry)
         self._said: list[tuple[Node, str]] = []
         self._futures: dict[str, Future[Outcome]] = {}
 
@@ -127,7 +127,7 @@ class Performance:
 
     def register(self, key: str, function: Callable[..., Any]) -> None:
         """Join keys are called; tools and validators are not."""
-        self._registry[key] = function
+        self.registry[key] = function
 
     def value(self, node_id: str) -> Future[Outcome]:
         """The node's future."""
@@ -215,7 +215,7 @@ class Performance:
     def _tool(self, tool: Tool, frame: Frame) -> Outcome:
         arguments = json.dumps(evaluate(tool.arguments, frame.find), sort_keys=True, default=repr)
         self.calls.append(Call(("tool", tool.tool, arguments), "", tool))
-        schema = result_schema(self._registry.get(tool.tool))
+        schema = result_schema(self.registry.get(tool.tool))
         return Outcome(value=self._samples.data(schema, tool.tool, arguments, root=schema))
 
     def _join(self, join: Join, frame: Frame) -> Outcome:
@@ -236,7 +236,7 @@ class Performance:
             case "first":
                 return good[: join.k]
             case "best":
-                key = self._registry[join.key or ""]
+                key = self.registry[join.key or ""]
                 return [max(good, key=lambda i: key(values[i]))]
             case "vote" | "quorum":
                 groups: dict[str, list[int]] = {}
