@@ -9,25 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from ...errors import DslError
 from ..schedule.request import GenerateRequest, GenerateResult, Request, Result
+from .awaited import Awaited, Caller
 from .entry import Entry
 from .machine import Machine
 from .target import Target
-
-
-class Caller(Protocol):
-    """What a flight tells a call, inside a turn, as long as its entry has not ended."""
-
-    entry: Entry
-
-    def on_started(self) -> None:
-        """The request was admitted."""
-
-    def on_text(self, delta: str) -> None:
-        """Text was released."""
 
 
 class Flight:
@@ -126,10 +115,10 @@ def send(
         equal: what has to be the same for two requests to be one; None: this one is always its own.
     """
     key = None if equal is None else (target, equal)
-    flight = None if key is None else machine.flights.get(key)
-    if flight is not None and flight.usable:
+    equal_one: Awaited | None = None if key is None else machine.flights.get(key)
+    if equal_one is not None and equal_one.usable:
         machine.leases.unspend(target, request)
-        flight.join(caller, done)
+        equal_one.join(caller, done)
         return
     flight = Flight(machine, target, request)
     if key is not None:

@@ -19,13 +19,14 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import BranchError, CancelledError, DslError, EngineClosedError, GraphError, RunError
 from ...ir.execution import Event, EventKind, Outcome, RunSpec
 from ...ir.nodes import Gen, Node, data_of
 from ..plan.critical import longest_path
 from ..schedule.request import Request, Sink
+from .awaited import Awaited
 from .budget import Budget
 from .entry import Entry, Scope
 from .events import EventLog
@@ -37,9 +38,6 @@ from .seeds import draw_seed
 from .tally import Tally
 from .target import Target
 from .threads import ToolThreads
-
-if TYPE_CHECKING:
-    from .flight import Flight
 
 Begin: TypeAlias = "Callable[[Machine, Entry], None]"
 
@@ -82,8 +80,8 @@ class Machine:
         self._ready: deque[Entry] = deque()
         self._ended: deque[Entry] = deque()  # with watchers that are not told yet
         self._critical_tokens: dict[Entry, int] = {}  # stays true until nodes are added
-        self._requests: dict[Target, list[tuple[Request, Flight]]] = {}
-        self.flights: dict[Hashable, Flight] = {}
+        self._requests: dict[Target, list[tuple[Request, Awaited]]] = {}
+        self.flights: dict[Hashable, Awaited] = {}
         self.leases = Leases(self.post)
         self.pure_calls: dict[tuple[str, str], Entry] = {}  # (tool, its arguments as JSON)
         self.tool_threads = ToolThreads()
@@ -352,7 +350,7 @@ class Machine:
         """Seconds since the run began."""
         return self.default.target.now() - self.started_s
 
-    def submit(self, target: Target, request: Request, flight: Flight) -> None:
+    def submit(self, target: Target, request: Request, flight: Awaited) -> None:
         """Queue a request; all that are queued before the end of `settle` go out together."""
         self._requests.setdefault(target, []).append((request, flight))
 
