@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...errors import GraphError
 from ...ir.execution import Outcome
 from ...ir.nodes import Break, Input, Return, RoleBegin, RoleEnd, Text
+from ...ir.structure import misfit
 from ..text.protocol import Turn
 from .entry import Entry
 from .express import evaluate, say
@@ -48,7 +49,7 @@ def _turn(machine: Machine, entry: Entry) -> str:
 
 
 def check_input(machine: Machine, entry: Entry) -> None:
-    """Raise GraphError if the run was given no such argument."""
+    """Raise GraphError if the run was given no such argument, or one of another structure."""
     if not isinstance(entry.node, Input) or entry.node.id in entry.scope.bound:
         return
     if entry.node.name not in machine.spec.arguments:
@@ -56,6 +57,12 @@ def check_input(machine: Machine, entry: Entry) -> None:
         raise GraphError(
             f"input {entry.node.name!r} has no value; arguments given: {given}",
             hint=f"pass RunSpec(arguments={{{entry.node.name!r}: ...}})",
+            origin=entry.node.origin,
+        )
+    if wrong := misfit(entry.node.structure, machine.spec.arguments[entry.node.name], entry.node.name):
+        raise GraphError(
+            f"the graph was traced with an argument of another structure: {wrong}",
+            hint="trace the program again with arguments like these",
             origin=entry.node.origin,
         )
 
