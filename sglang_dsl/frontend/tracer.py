@@ -107,17 +107,19 @@ class _Tracer:
             path.graph.append(node)
         args, kwargs = self._symbols.arguments(self._trace)
         path.questioned = bool(self._symbols.inputs)
-        state = State(Cursor(path, Line(), {}, ""))
+        self._follow(path, State(Cursor(path, Line(), {}, "")), args, kwargs)
+        path.check_replay()
+        return path
+
+    def _follow(self, path: Path, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            value = self._body(state, args, kwargs, path)
-            self._note_return(path, state, value)
+            self._note_return(path, state, self._body(state, args, kwargs, path))
         except Stop:
-            return path
+            return
         except Exception as error:
             if self._trace.strict or not path.questioned:
                 raise
             self._note_failure(path, error)
-        return path
 
     def _body(self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
         call = self._program._call

@@ -145,9 +145,10 @@ class _Recorded:
             self._note_shape(value)
             expression = path.expression(value, self._site.origin)
             path.append([Return(id="return", context=line.tip, value=expression)])
+            self._names, self._counts = cursor.names, line.counts
         except Stop:
-            return path
-        self._names, self._counts = cursor.names, line.counts
+            pass
+        path.check_replay()
         return path
 
     def _note_shape(self, value: Any) -> None:

@@ -170,13 +170,31 @@ class Path:
             again = self._script[number]
             same = again.same_question(asked) and self.nodes == list(self._before[: again.at])
             if not same:
-                self.stop("the body did something else when it was run again (a clock, a counter, a random number?)")
+                self.diverge()
+                raise Stop
             asked = asked.instead(again.taken)
         else:
             asked = asked.instead(self._choose(asked))
         self.decisions.append(asked)
         self._left[on] = asked.values
         return asked.taken
+
+    def check_replay(self) -> None:
+        """Call it when the body has ended: it has to have come to every decision of the script."""
+        if len(self.decisions) < len(self._script):
+            self.diverge()
+
+    def diverge(self) -> None:
+        """The body did something else than before: what follows the last decision of the script is a Break."""
+        last = self._script[-1]
+        reason = "the body did something else when it was run again (a clock, a counter, a random number?)"
+        if self.trace.strict:
+            raise TraceError(reason, hint="pass what changes as an argument", origin=last.origin)
+        before = list(self._before[: last.at])
+        context = before[-1].id if before else None
+        self.broken = Break(id="break", context=context, origin=last.origin, reason=reason, on=last.on)
+        self.nodes = [*before, self.broken]
+        self.decisions = list(self._script)
 
     def inside(self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Path:
         """A run of a body inside this one: it sees the nodes and decisions so far, and adds to neither."""

@@ -150,9 +150,9 @@ def of_schema(schema: Any) -> Shape:
 # --- from Python types: what is read was made of the JSON ---------------------------------------------------------------
 
 
-def of_type(wanted: Any) -> Shape:
+def of_type(wanted: Any, above: tuple[type, ...] = ()) -> Shape:
     """The shape of a value that `type=` makes of JSON. Types whose making is not plain (validators, aliases, dates) are
-    Opaque.
+    Opaque, and so is a class inside itself. above: the classes that this one stands in.
     """
     simple: dict[Any, Shape] = {
         str: TEXT, int: Number(), float: Number(float, convert=True), bool: BOOL, type(None): _NULL, None: _NULL,
@@ -165,40 +165,45 @@ def of_type(wanted: Any) -> Shape:
     if origin is Literal:
         return Finite(tuple((value, value) for value in arguments))
     if origin is Annotated:
-        return of_type(arguments[0]) if all(map(_only_checks, arguments[1:])) else Opaque(str(wanted))
+        return of_type(arguments[0], above) if all(map(_only_checks, arguments[1:])) else Opaque(str(wanted))
     if origin in (Union, types.UnionType):
-        return _of_union(arguments)
+        return _of_union(arguments, above)
     if origin is list or wanted is list:
-        return Data(list, item=of_type(arguments[0]) if arguments else JSON, plain=not arguments)
+        return Data(list, item=of_type(arguments[0], above) if arguments else JSON, plain=not arguments)
     if origin is dict or wanted is dict:
-        return _of_dict(arguments) if arguments else Data(dict, plain=True)
-    return _of_class(wanted) if isinstance(wanted, type) else Opaque(str(wanted))
+        return _of_dict(arguments, above) if arguments else Data(dict, plain=True)
+    return _of_class(wanted, above) if isinstance(wanted, type) else Opaque(str(wanted))
 
 
-def _of_dict(arguments: tuple[Any, ...]) -> Shape:
+def _of_dict(arguments: tuple[Any, ...], above: tuple[type, ...]) -> Shape:
     if arguments[0] is not str:
         return Opaque("a dict whose keys are made of text")
-    inside = of_type(arguments[1])
+    inside = of_type(arguments[1], above)
     return Data(dict, whole=whole(inside), optional=(inside,))
 
 
-def _of_union(arguments: tuple[Any, ...]) -> Shape:
+def _of_union(arguments: tuple[Any, ...], above: tuple[type, ...]) -> Shape:
     kinds = [a for a in arguments if a is not type(None)]
     if len(kinds) == 1 and len(arguments) == 2:
-        return Maybe(of_type(kinds[0]))
+        return Maybe(of_type(kinds[0], above))
     return Opaque("one of several types", certain=False)
 
 
-def _of_class(wanted: type) -> Shape:
+def _of_class(wanted: type, above: tuple[type, ...]) -> Shape:
+    if wanted in above:
+        return Opaque(wanted.__name__)
+    above = (*above, wanted)
     if is_typeddict(wanted):
         required: frozenset[str] = getattr(wanted, "__required_keys__", frozenset())
         hints = get_type_hints(wanted, include_extras=True)
-        members = tuple((k, of_type(_bare(h))) for k, h in hints.items() if k in required)
-        return Data(dict, members, optional=tuple(of_type(_bare(h)) for k, h in hints.items() if k not in required))
+        members = tuple((k, of_type(_bare(h), above)) for k, h in hints.items() if k in required)
+        return Data(
+            dict, members, optional=tuple(of_type(_bare(h), above) for k, h in hints.items() if k not in required)
+        )
     if dataclasses.is_dataclass(wanted):
-        return _of_dataclass(wanted)
+        return _of_dataclass(wanted, above)
     if hasattr(wanted, "model_fields") and hasattr(wanted, "__pydantic_decorators__"):
-        return _of_model(wanted)
+        return _of_model(wanted, above)
     return Opaque(wanted.__name__)
 
 
@@ -208,18 +213,18 @@ def _bare(hint: Any) -> Any:
     return get_args(hint)[0] if get_origin(hint) in (Required, NotRequired) else hint
 
 
-def _of_dataclass(wanted: type) -> Shape:
+def _of_dataclass(wanted: type, above: tuple[type, ...]) -> Shape:
     fields = dataclasses.fields(wanted)
     if hasattr(wanted, "__post_init__") or any(not f.init for f in fields):
         return Opaque(wanted.__name__)
     hints = get_type_hints(wanted, include_extras=True)
     given = [f for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
-    members = tuple((f.name, of_type(hints[f.name])) for f in given)
-    others = tuple(of_type(hints[f.name]) for f in fields if f not in given)
+    members = tuple((f.name, of_type(hints[f.name], above)) for f in given)
+    others = tuple(of_type(hints[f.name], above) for f in fields if f not in given)
     return Data(wanted, members, attributes=True, whole=not others, optional=others)
 
 
-def _of_model(wanted: Any) -> Shape:
+def _of_model(wanted: Any, above: tuple[type, ...]) -> Shape:
     decorators = wanted.__pydantic_decorators__
     changed = any(getattr(decorators, name) for name in ("validators", "field_validators", "root_validators",
                   "model_validators", "field_serializers", "model_serializers", "computed_fields"))  # fmt: skip
@@ -228,8 +233,10 @@ def _of_model(wanted: Any) -> Shape:
     plain = all(f.alias is None and all(map(_only_checks, f.metadata)) for f in fields.values())
     if changed or unusual or not plain or _post_init(wanted) or wanted.model_config.get("extra") == "allow":
         return Opaque(wanted.__name__)
-    required: list[tuple[str, Shape]] = [(name, of_type(f.annotation)) for name, f in fields.items() if f.is_required()]
-    others = tuple(of_type(f.annotation) for f in fields.values() if not f.is_required())
+    required: list[tuple[str, Shape]] = [
+        (name, of_type(f.annotation, above)) for name, f in fields.items() if f.is_required()
+    ]
+    others = tuple(of_type(f.annotation, above) for f in fields.values() if not f.is_required())
     return Data(wanted, tuple(required), attributes=True, whole=not others, optional=others)
 
 
