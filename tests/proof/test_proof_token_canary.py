@@ -199,3 +199,38 @@ def test_canary_finds_a_planted_fault_before_the_model_computes_with_it(open_tin
     again = tiny.engine.generate(prompts[1], GREEDY)
     assert len(again.token_ids) == 6, "the engine goes on"
     assert all(isinstance(s.ends[0], EngineError) or len(s.ends[0].token_ids) == 6 for s in later)
+
+
+@pytest.fixture(scope="module")
+def answers_of_a_tree():
+    """400 prompts of a branching tree, and what each says alone on a cold engine."""
+    pytest.importorskip("torch")
+    from tiny_engine import open_tiny_engine
+
+    prompts = paths_of_a_tree(400, seed=21)
+    alone = open_tiny_engine(batch_invariant=True, prefix_cache=False)
+    answers = [alone.engine.generate(p, GREEDY).token_ids for p in prompts]
+    alone.engine.close()
+    return prompts, answers
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "longest_prefix", "depth_first", "priority"])
+@pytest.mark.parametrize("page_size", [1, pytest.param(16, marks=pytest.mark.long)])
+def test_tree_of_four_hundred_prompts_in_a_quarter_of_its_memory_says_what_cold_runs_say(
+    open_tiny, answers_of_a_tree, policy, page_size
+):
+    prompts, answers = answers_of_a_tree
+    needed = len({tuple(p[:n]) for p in prompts for n in range(1, len(p) + 1)}) + 400 * GREEDY.max_tokens
+    tiny = open_tiny(
+        batch_invariant=True, page_size=page_size, pool_tokens=needed // 4 // 16 * 16, prefill_chunk_tokens=128,
+        max_batch_tokens=256, retract_every_steps=3, policy=policy, check_integrity=False,
+    )  # fmt: skip
+    sinks = submit(tiny, generations(tiny, prompts))
+    settle(tiny)
+    assert [sink.ends[0].token_ids for sink in sinks] == answers
+    assert tiny.canary.found == []
+    snapshot = tiny.engine.snapshot().scheduler
+    assert snapshot.retracted > 10
+    assert snapshot.evicted_pages > 100
+    tiny.engine.check()
+    assert snapshot.free_pages + snapshot.evictable_pages == snapshot.total_pages
