@@ -19,14 +19,16 @@ from ..ir.verify import verify
 from .session import Session
 from .tracer import traced
 from .tracing.decisions import Stop
-from .tracing.guard import no_effects, same_random
+from .tracing.driving import driven, outside_of_loops
+from .tracing.guard import same_random
 from .tracing.rehearsal import Call, Performance, Rehearsal
 from .tracing.samples import Samples, texts_for
 
 if TYPE_CHECKING:
     from .program import Program
 
-TRIALS = 96  # more than there are texts to try, so that each comes up at each place
+TRIALS = 64
+MAX_TRIALS = 400  # up to here, each text that is tried comes up at each place
 
 
 def export(
@@ -36,9 +38,10 @@ def export(
     *,
     symbolic: Iterable[str] = (),
     registry: Collection[str] = (),
-    trials: int = TRIALS,
+    trials: int | None = None,
 ) -> Graph:
-    """The program as a graph. `registry`: tools and Python keys that whoever runs it knows.
+    """The program as a graph. `registry`: tools and Python keys that whoever runs it knows; `trials`: how many sets of values it
+    is tried on, by default as many as there are texts worth trying.
 
     Raises:
         ExportError: what stands in the way, with the line.
@@ -61,7 +64,8 @@ def export(
             hint="pass the time, random numbers and counters as arguments",
             origin=program.origin,
         )
-    _Trials(program, args, kwargs, symbols, graph).run(trials)
+    trying = _Trials(program, args, kwargs, symbols, graph)
+    outside_of_loops(lambda: trying.run(trials), asynchronous=program.asynchronous)
     return graph
 
 
@@ -106,10 +110,10 @@ class _Trials:
         self._graph = graph
         self._inputs = [node for node in graph if isinstance(node, Input)]
 
-    def run(self, trials: int) -> None:
+    def run(self, trials: int | None) -> None:
         """Raise ExportError at the first difference."""
         texts = texts_for(self._program.function)  # type: ignore[arg-type]  # checked when it was decorated
-        for trial in range(trials):
+        for trial in range(trials if trials is not None else min(max(TRIALS, len(texts)), MAX_TRIALS)):
             samples = Samples(trial, texts)
             with same_random():
                 self._compare(samples)
@@ -170,8 +174,9 @@ class _Trials:
             self._program.origin,
             asynchronous=self._program.asynchronous,
         )
-        with no_effects(self._refuse):
-            result = _executed(session, asynchronous=self._program.asynchronous)
+        asynchronous = self._program.asynchronous
+        execute_body = session.aexecute if asynchronous else session.execute
+        result = driven(execute_body, self._refuse, asynchronous=asynchronous)
         run = backend.run
         returned = None if run is None else run.root.outcomes.get("return")
         return run, None if returned is None else returned.value, result.error
@@ -185,12 +190,6 @@ class _Trials:
             hint="ask values themselves (s[x] == ..., s[x].strip()), not texts that hold them",
             origin=origin or self._program.origin,
         )
-
-
-def _executed(session: Session[Any], *, asynchronous: bool) -> Any:
-    from .program import run_async_session
-
-    return run_async_session(session) if asynchronous else session.execute()
 
 
 def _sampled(node: Input, samples: Samples) -> Json:

@@ -245,11 +245,11 @@ class Program(Generic[P, R]):
             ExportError: a question that tracing could not follow, a tool that is not registered, or values for which the
                 graph would do something else than the body.
         """
-        from .export import TRIALS, export
+        from .export import export
 
         symbolic = () if "symbolic" in self._parameters else kwargs.pop("symbolic", ())
         registry = () if "registry" in self._parameters else kwargs.pop("registry", ())
-        trials = TRIALS if "trials" in self._parameters else kwargs.pop("trials", TRIALS)
+        trials = None if "trials" in self._parameters else kwargs.pop("trials", None)
         return export(self, args, kwargs, symbolic=symbolic, registry=registry, trials=trials)
 
     # inside ------------------------------------------------------------------------------------------------------
@@ -271,11 +271,17 @@ class Program(Generic[P, R]):
 
     def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Session[R]:
         arguments = {**self._bound, **dict(zip(self._parameters, args, strict=False)), **kwargs}
-        prediction = self.trace(*args, **kwargs) if self.pure else None
+        prediction = self._predicted(args, kwargs) if self.pure else None
         spec = RunSpec(program=self.name, options=options, arguments=arguments, prediction=prediction)
         return Session(
             lambda state: self._call(state, args, kwargs), spec, self.sites, self.origin, asynchronous=self.asynchronous
         )
+
+    def _predicted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph | None:
+        try:
+            return self.trace(*args, **kwargs)
+        except Exception:  # noqa: BLE001  a prediction decides nothing: what is wrong with the body, the run will raise
+            return None
 
     def _stream(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Stream[R]:
         return Stream(lambda: self._open(args, kwargs, options), asynchronous=self.asynchronous, name=self.name)

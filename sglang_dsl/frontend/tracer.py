@@ -6,10 +6,7 @@ body asks what only a run can answer, the graph holds a Break with the line.
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +16,10 @@ from ..ir.nodes import Constant, Node, Return
 from .drafting import Cursor, Line
 from .state import State
 from .tracing.decisions import Chooser, Decision, Stop
+from .tracing.driving import driven, outside_of_loops
 from .tracing.explore import explored
 from .tracing.follower import Trace
-from .tracing.guard import no_effects, same_random
+from .tracing.guard import same_random
 from .tracing.inputs import Symbols
 from .tracing.items import link
 from .tracing.naming import renamed
@@ -70,9 +68,7 @@ def traced(
     """Like `trace`, with what the graph does not say."""
     following = Trace(program.name, program.sites, strict=strict)
     symbols = Symbols(program, args, kwargs, tuple(symbolic))
-    if program.asynchronous and _loop_is_running():
-        return _in_thread(lambda: _Tracer(program, following, symbols).traced())
-    return _Tracer(program, following, symbols).traced()
+    return outside_of_loops(_Tracer(program, following, symbols).traced, asynchronous=program.asynchronous)
 
 
 class _Tracer:
@@ -122,20 +118,11 @@ class _Tracer:
             self._note_failure(path, error)
 
     def _body(self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
-        call = self._program._call
-        if not self._program.asynchronous:
-            with no_effects(lambda what: path.stop(f"the body {what}")):
-                return call(state, args, kwargs)
-        with asyncio.Runner() as runner:
-            runner.get_loop()  # makes its sockets before the guard stands
-            found: list[Any] = []  # a task's own result is shown in places, and showing is asking
-
-            async def follow() -> None:
-                found.append(await call(state, args, kwargs))
-
-            with no_effects(lambda what: path.stop(f"the body {what}")):
-                runner.run(follow())
-            return found[0]
+        return driven(
+            lambda: self._program._call(state, args, kwargs),
+            lambda what: path.stop(f"the body {what}"),
+            asynchronous=self._program.asynchronous,
+        )
 
     def _note_return(self, path: Path, state: State, value: Any) -> None:
         """The Return, also of nothing, so that ways that return and ways that do not can meet."""
@@ -165,31 +152,3 @@ def _raised_at(error: Exception, program: Program[..., Any]) -> Origin:
             found = replace(program.origin, line=frame.tb_lineno)
         frame = frame.tb_next
     return found
-
-
-def _loop_is_running() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
-def _in_thread(work: Callable[[], Traced]) -> Traced:
-    """An async body cannot be driven inside a loop that is running: it gets a thread with one of its own."""
-    found: list[Traced] = []
-    failed: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except BaseException as error:  # noqa: BLE001  raised below, in the caller's thread
-            failed.append(error)
-
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(run,), daemon=True)
-    thread.start()
-    thread.join()
-    if failed:
-        raise failed[0]
-    return found[0]

@@ -92,7 +92,7 @@ def test_case_28_formatting_is_a_reference() -> None:
 @pytest.mark.parametrize(
     ("ask", "what"),
     [
-        (lambda v: [w for w in v.split(",")], "split"),
+        (lambda v: [w + "!" for w in v.split(",")], "split"),
         (len, "len"),
         (int, "int"),
         (lambda v: v.split(), "split"),

@@ -64,7 +64,9 @@ def test_value_is_known_inside_the_arm_that_it_chose() -> None:
         s.switch("v", {"x": arm}, default=lambda s: s.append("rest"))
 
     graph = p.trace(strict=True)
-    texts = [piece.text for n in everything(graph) if isinstance(n, Text) for piece in n.pieces if isinstance(piece, Plain)]
+    texts = [
+        piece.text for n in everything(graph) if isinstance(n, Text) for piece in n.pieces if isinstance(piece, Plain)
+    ]
     assert texts == ["same", "rest"]
 
 
@@ -169,7 +171,10 @@ def answer(s: State, question: str, notes: list[str], strict: bool = False):
 def test_symbolic_arguments_become_inputs_and_their_structure_is_kept() -> None:
     graph = answer.trace("Q?", ["x", "y"], symbolic=["question", "notes"])
     inputs = [n for n in graph if isinstance(n, Input)]
-    assert [(n.name, n.type_name, n.structure) for n in inputs] == [("question", "str", None), ("notes", "list", ["str", "str"])]
+    assert [(n.name, n.type_name, n.structure) for n in inputs] == [
+        ("question", "str", None),
+        ("notes", "list", ["str", "str"]),
+    ]
     assert findings(graph) == []
     exported = answer.export("Q?", ["x", "y"], symbolic=["question", "notes"])
     assert loads(dumps(exported)) == exported

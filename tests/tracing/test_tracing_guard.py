@@ -31,7 +31,7 @@ from sglang_dsl.ir.nodes import Plain, Text
         (lambda path: (path / "there").rename(path / "f"), "file system"),
         (lambda path: socket.socket(), "socket"),
         (lambda path: socket.create_connection(("127.0.0.1", 9)), "socket"),
-        (lambda path: subprocess.run(["true"]), "process"),  # noqa: PLW1510
+        (lambda path: subprocess.run(["true"]), "process"),
         (lambda path: os.system("true"), "process"),
         (lambda path: input(), "input"),
         (lambda path: os.putenv("A", "b"), "environment"),

@@ -7,7 +7,7 @@ import zlib
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, assume, given, note, settings
+from hypothesis import HealthCheck, Phase, assume, given, note, settings
 from program_strategy import programs
 from trial_runs import everything
 
@@ -80,7 +80,7 @@ def test_exported_graph_on_the_mock_does_what_the_program_does(program) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @given(programs(size=6))
-@settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=_CALM)
+@settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=_CALM, phases=[Phase.generate])
 def test_exported_graph_of_500_programs_does_what_they_do(program) -> None:
     _check(program)
 

@@ -38,7 +38,12 @@ def test_arms_that_do_the_same_make_no_switch() -> None:
     @program
     def p(s: State):
         s += select("k", ["a", "b"])
-        s += "x" if s["k"] == "a" else "x"
+        if s["k"] == "a":
+            note = "first"
+        else:
+            note = "second"
+        s += "x"
+        assert note
 
     assert kinds(p.trace()) == ["select", "text"]
 

@@ -160,7 +160,7 @@ def test_typed_value_in_an_exported_graph_is_right(call, body) -> None:
         (gen("v", schema=Answer), lambda s, v: v),
         (gen("v", schema=Answer), lambda s, v: v.model_dump()),
         (gen("v", schema=Answer), lambda s, v: len(v.parts)),
-        (gen("v", schema=Answer), lambda s, v: [p for p in v.parts]),
+        (gen("v", schema=Answer), lambda s, v: [p.upper() for p in v.parts]),
         (gen("v", schema=Defaulted), lambda s, v: v.b),
         (gen("v", schema=Checked), lambda s, v: v.a),
         (gen("v", schema=list[str]), lambda s, v: len(v)),

@@ -95,11 +95,12 @@ class Samples:
 
 
 def texts_for(body: FunctionType) -> tuple[str, ...]:
-    """Nasty texts, and the string constants of the body and of the user's functions it reaches: what a body compares with is
-    what it may get.
+    """Nasty texts, and the string constants (and their words) of the body and of the user's functions it reaches: what a body
+    compares with is what it may get.
     """
     own = [text for code in _reached(body, set(), 0) for text in _constants(code) if len(text) <= 200]
-    return tuple(dict.fromkeys((*NASTY, *own)))
+    words = [word for text in own for word in text.split() if word != text]
+    return tuple(dict.fromkeys((*NASTY, *own, *words)))
 
 
 def _reached(function: object, seen: set[CodeType], depth: int) -> Iterator[CodeType]:
