@@ -140,3 +140,45 @@ def test_greedy_in_batch_invariant_mode_is_the_same_cold_warm_in_a_batch_of_eigh
     chunked = open_tiny(batch_invariant=True, prefill_chunk_tokens=16)
     assert [r.token_scores for r in chunked.engine.generate_batch(prompts, greedy)] == cold
     assert max(len(row.token_ids) for plan in chunked.canary.plans for row in plan.rows) == 16
+
+
+AS_GREEDY = [
+    {"temperature": 0}, {"temperature": 1e-40}, {"temperature": 1e-6}, {"temperature": 1e-4}, {"top_p": 0.0},
+    {"top_p": 1e-9}, {"min_p": 1.0}, {"top_k": 1},
+]  # fmt: skip
+AS_PLAIN = [{}, {"top_k": 0}, {"top_k": 10**9}, {"top_p": 1.0}, {"min_p": 0.0}]
+
+
+def test_numeric_edges_in_one_mixed_batch_are_greedy_or_off(open_tiny):
+    """No NaN, no empty nucleus, and no row that disturbs another."""
+    from test_proof_token_canary import submit
+
+    from sglang_dsl.runtime.schedule.request import GenerateRequest
+
+    tiny = open_tiny(batch_invariant=True)
+    greedy = tiny.engine.generate(PROMPT, SamplingSpec(temperature=0, max_tokens=TOKENS, ignore_eos=True)).token_ids
+    plain = tiny.engine.generate(PROMPT, seeded(42)).token_ids
+    assert greedy != plain
+    specs = [
+        SamplingSpec(**({"temperature": 1.0, "seed": 42, "max_tokens": TOKENS, "ignore_eos": True} | edge))
+        for edge in (*AS_GREEDY, *AS_PLAIN)
+    ]
+    space = tiny.engine.info.namespace
+    sinks = submit(
+        tiny,
+        [
+            GenerateRequest(request_id=f"r{i}", prompt_ids=PROMPT, sampling=s, namespace=space)
+            for i, s in enumerate(specs)
+        ],
+    )
+    while tiny.engine.turn():
+        pass
+    assert [sink.ends[0].token_ids for sink in sinks] == [greedy] * len(AS_GREEDY) + [plain] * len(AS_PLAIN)
+
+
+@pytest.mark.parametrize(
+    "option", [{"top_k": -1}, {"top_p": 1.5}, {"min_p": -0.1}, {"temperature": float("nan")}], ids=str
+)
+def test_numeric_edge_that_means_nothing_is_refused_by_name(option):
+    with pytest.raises(SpecError, match=next(iter(option))):
+        SamplingSpec(**option)
