@@ -23,6 +23,7 @@ from .tracing.driving import driven, outside_of_loops
 from .tracing.guard import same_random
 from .tracing.rehearsal import Call, Performance, Rehearsal
 from .tracing.samples import Samples, texts_for
+from .tracing.tags import Tags
 
 if TYPE_CHECKING:
     from .program import Program
@@ -58,10 +59,11 @@ def export(
     _check_breaks(graph)
     check_exportable(graph, registry)
     verify(graph)
-    if traced(program, args, kwargs, symbolic=symbols).graph != graph:
+    if traced(program, args, kwargs, symbolic=symbols, tags=Tags(13)).graph != graph:
         raise ExportError(
-            f"two traces of {program.name} differ: its text depends on more than its arguments",
-            hint="pass the time, random numbers and counters as arguments",
+            f"two traces of {program.name} differ: it depends on more than its arguments, or on the length or letters of a text "
+            "that holds a value which does not exist yet",
+            hint="pass the time, random numbers and counters as arguments; ask values themselves, not texts around them",
             origin=program.origin,
         )
     trying = _Trials(program, args, kwargs, symbols, graph)

@@ -24,6 +24,7 @@ from .tracing.inputs import Symbols
 from .tracing.items import link
 from .tracing.naming import renamed
 from .tracing.path import Path
+from .tracing.tags import Tags
 
 if TYPE_CHECKING:
     from .program import Program
@@ -64,9 +65,10 @@ def traced(
     *,
     symbolic: Iterable[str] = (),
     strict: bool = False,
+    tags: Tags | None = None,
 ) -> Traced:
     """Like `trace`, with what the graph does not say."""
-    following = Trace(program.name, program.sites, strict=strict)
+    following = Trace(program.name, program.sites, strict=strict, tags=tags)
     symbols = Symbols(program, args, kwargs, tuple(symbolic))
     return outside_of_loops(_Tracer(program, following, symbols).traced, asynchronous=program.asynchronous)
 

@@ -111,7 +111,7 @@ def test_export_of_a_question_in_a_function_of_the_users_is_caught_too() -> None
 
 
 def test_export_of_padding_by_percent_is_caught() -> None:
-    width = "%-80s|"
+    width = "%-12s|"
 
     def p(s: State):
         s += gen("v")

@@ -20,11 +20,11 @@ from .tags import Tags
 class Trace:
     """Follows what a body does with abstract values. Owner: one call of `trace`; `path` is the run that is under way."""
 
-    def __init__(self, name: str, sites: Sites, *, strict: bool) -> None:
+    def __init__(self, name: str, sites: Sites, *, strict: bool, tags: Tags | None = None) -> None:
         self.name = name
         self.sites = sites
         self.strict = strict
-        self.tags = Tags()
+        self.tags = tags or Tags()
         self.path: Path | None = None
         self._numbers: dict[Reference, int] = {}
         self._known: list[Abstract] = []

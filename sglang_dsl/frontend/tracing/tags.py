@@ -48,12 +48,12 @@ class Found(NamedTuple):
 
 
 class Tags:
-    """The tags of one trace."""
+    """The tags of one trace. `length`: letters of the nonce; two traces of different lengths tell what depends on it."""
 
     __slots__ = ("_body", "_first", "_intact", "_nonce")
 
-    def __init__(self) -> None:
-        letters = [secrets.choice(_LETTERS) for _ in range(8)]
+    def __init__(self, length: int = 8) -> None:
+        letters = [secrets.choice(_LETTERS) for _ in range(length)]
         self._nonce = "".join(c.upper() if i % 2 else c for i, c in enumerate(letters))
         self._body = BEGIN + BETWEEN.join((*_CHUNKS[:9], self._nonce, *_CHUNKS[9:])) + NUMBER
         self._intact = re.compile(re.escape(self._body) + f"([\ufde0-\ufdef]+){END}")
@@ -61,7 +61,7 @@ class Tags:
 
     def tag(self, number: int) -> str:
         """The text that stands for value `number`."""
-        digits = "".join(chr(_ZERO + int(d, 16)) for d in f"{number + self._first:x}")
+        digits = "".join(chr(_ZERO + int(d, 16)) for d in f"{number + self._first:06x}")
         return f"{self._body}{digits}{END}"
 
     def find(self, text: str) -> Found:
