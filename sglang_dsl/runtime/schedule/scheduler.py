@@ -301,10 +301,12 @@ def _refuse_standstill(config: SchedulerConfig, facts: WorkerFacts) -> None:
 
 
 def _out_of_time(seq: Sequence, limit: Limit, now: float) -> DeadlineError:
+    label = seq.request.label
+    call = repr(label.name or label.node_id or seq.request_id)
     if limit == "deadline":
-        return DeadlineError(f"{seq.request_id} was not complete at its deadline", hint="allow more time")
+        return DeadlineError(f"{call} was not complete at its deadline", hint="allow more time")
     if limit == "waiting":
         waited = now - seq.arrived_s
-        return DeadlineError(f"{seq.request_id} waited {waited:.1f} s and was not admitted", hint="lower the load")
+        return DeadlineError(f"{call} waited {waited:.1f} s and was not admitted", hint="lower the load")
     ran = now - (now if seq.admitted_s is None else seq.admitted_s)
-    return DeadlineError(f"{seq.request_id} ran {ran:.1f} s and is not complete", hint="raise running_timeout_s")
+    return DeadlineError(f"{call} ran {ran:.1f} s and is not complete", hint="raise running_timeout_s")
