@@ -64,7 +64,7 @@ def accept(gen: Gen, value: Any, text: str, validator: Callable[[Any], Any]) -> 
     """
     try:
         refused = validator(value) is False
-        reason = f"the validator {gen.validator!r} returned False"
+        reason = "its validator returned False"
     except ValueError as error:
         refused, reason = True, str(error) or type(error).__name__
     if refused:
