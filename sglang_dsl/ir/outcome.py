@@ -10,12 +10,17 @@ FinishReason: TypeAlias = Literal["stop", "length", "eos", "constraint", "cancel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScore:
-    """One position: its token, natural-log probability, raw bytes, and the best alternatives asked for."""
+    """One position: its token, natural-log probability, raw bytes, and the best alternatives asked for.
+
+    `logprob` and `top` are the model's own, before masks, penalties and temperature. constrained_logprob: of the token among
+    those that its constraint allowed there; None where there was no constraint.
+    """
 
     token_id: int
     logprob: float
     token_bytes: bytes = b""
     top: tuple[tuple[int, float, bytes], ...] = ()
+    constrained_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -170,6 +170,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "logprobs": _numbers,
     "unconditional": _numbers,
     "logprob": float,
+    "constrained_logprob": float,
     "score": float,
 }
 

@@ -74,8 +74,24 @@ def test_scores_under_a_constraint_are_the_models_own_and_not_renormalised(open_
     expected = plain.continuation(PROMPT, list(b"zq"))
     assert [s.logprob for s in result.token_scores] == pytest.approx(expected, abs=1e-4)
     assert all(s.logprob < -0.1 for s in result.token_scores)
+    assert [s.constrained_logprob for s in result.token_scores] == [0.0, 0.0], "told apart: certain under the mask"
     best = plain.logprobs(PROMPT)[-1].topk(2).indices.tolist()
     assert [i for i, _, _ in result.token_scores[0].top] == best, "alternatives are those of the model, not of the mask"
+
+
+def test_scores_of_a_choice_under_a_constraint_are_shares_of_what_is_allowed(open_tiny, plain):
+    """Raw and constrained values stand beside each other; without a constraint there is no second one."""
+    choices = ConstraintSpec.choices(("x", "y", "zz"))
+    engine = open_tiny().engine
+    score = engine.generate(
+        PROMPT, SamplingSpec(temperature=0, max_tokens=4, logprobs=0), constraint=choices
+    ).token_scores[0]
+    row = plain.logprobs(PROMPT)[-1]
+    allowed = row[[ord("x"), ord("y"), ord("z")]].log_softmax(-1)
+    assert score.token_id == max(b"xyz", key=lambda i: float(row[i]))
+    assert score.logprob == pytest.approx(float(row[score.token_id]), abs=1e-4)
+    assert score.constrained_logprob == pytest.approx(float(allowed[score.token_id - ord("x")]), abs=1e-4)
+    assert engine.generate(PROMPT, ONE).token_scores[0].constrained_logprob is None
 
 
 def test_output_scores_equal_those_of_a_prompt_that_holds_the_output(open_tiny):

@@ -124,10 +124,11 @@ class TorchWorker:
         if isinstance(token, Exception):
             return Sampled(seq_id, -1, error=token)
         try:
+            score = _token_score(drawn, token, logits, self._tokenizer.token_bytes)
             ended = drawn.sequence.accept(token)
         except (DslError, RuntimeError, ValueError) as error:
             return Sampled(seq_id, -1, error=error)
-        return Sampled(seq_id, token, ended, _token_score(drawn, token, logits, self._tokenizer.token_bytes))
+        return Sampled(seq_id, token, ended, score)
 
 
 def _forward(model: LoadedModel, plan: StepPlan) -> tuple[dict[tuple[int, int], int], Tensor]:
@@ -151,8 +152,11 @@ def _forward(model: LoadedModel, plan: StepPlan) -> tuple[dict[tuple[int, int], 
 
 
 def _token_score(drawn: Draw, token_id: int, logits: Tensor, token_bytes: Callable[[int], bytes]) -> TokenScore | None:
+    """Before the sequence has accepted the token."""
     top = drawn.sequence.spec.logprobs
-    return None if top is None else token_score(logits[drawn.row], token_id, top, token_bytes)
+    if top is None:
+        return None
+    return token_score(logits[drawn.row], token_id, top, token_bytes, drawn.sequence.matcher)
 
 
 def _score(logits: Tensor, point: ScorePoint) -> Scored:

@@ -106,7 +106,8 @@ def _packed_error(error: Exception) -> dict[str, Any]:
 
 def _packed_score(score: TokenScore) -> list[Any]:
     top = [[token_id, logprob, raw.hex()] for token_id, logprob, raw in score.top]
-    return [score.token_id, score.logprob, score.token_bytes.hex(), top]
+    packed = [score.token_id, score.logprob, score.token_bytes.hex(), top]
+    return packed if score.constrained_logprob is None else [*packed, score.constrained_logprob]
 
 
 def _unpacked(line: dict[str, Any]) -> Take:
@@ -138,9 +139,15 @@ def _unpacked_error(stored: dict[str, Any]) -> Exception:
 
 
 def _unpacked_score(stored: list[Any]) -> TokenScore:
-    token_id, logprob, raw, top = stored
+    token_id, logprob, raw, top, *constrained = stored
     best = tuple((i, p, bytes.fromhex(b)) for i, p, b in top)
-    return TokenScore(token_id=token_id, logprob=logprob, token_bytes=bytes.fromhex(raw), top=best)
+    return TokenScore(
+        token_id=token_id,
+        logprob=logprob,
+        token_bytes=bytes.fromhex(raw),
+        top=best,
+        constrained_logprob=constrained[0] if constrained else None,
+    )
 
 
 def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
