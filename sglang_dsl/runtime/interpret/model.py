@@ -44,16 +44,18 @@ class Model:
         return self.prompt_after(context.anchor if context else None).ids.length
 
     def check_length(self, prompt_tokens: int, wanted_tokens: int, entry: Entry) -> None:
-        """Raise ContextLengthError if a prompt of so many tokens leaves too little room."""
+        """Raise ContextLengthError if a prompt of so many tokens, or more, leaves too little room."""
         context_tokens = self.target.info.context_tokens
         if prompt_tokens + wanted_tokens > context_tokens:
+            room = context_tokens - prompt_tokens
+            shorter = f", or lower max_tokens to at most {room}" if room > 0 else f" by {1 - room} tokens or more"
             raise ContextLengthError(
-                f"the prompt has {prompt_tokens} tokens and {wanted_tokens} more are asked for: "
+                f"the prompt has at least {prompt_tokens} tokens and {wanted_tokens} more are asked for: "
                 f"{prompt_tokens + wanted_tokens} in all, but {self.target.info.model} takes {context_tokens}",
                 prompt_tokens=prompt_tokens,
                 max_tokens=wanted_tokens,
                 context_tokens=context_tokens,
-                hint=f"shorten the prompt, or lower max_tokens to at most {max(context_tokens - prompt_tokens, 0)}",
+                hint=f"shorten the prompt{shorter}",
                 origin=entry.node.origin,
             )
 
