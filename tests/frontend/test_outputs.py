@@ -119,6 +119,36 @@ def test_schema_keeps_the_order_of_properties():
     assert list(json.loads(output_of(schema).constraint.text)["properties"]) == ["z", "a"]
 
 
+class Tree(BaseModel):
+    value: int
+    children: list[Tree] = []
+
+
+@dataclass
+class Chain:
+    value: int
+    following: Chain | None = None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text", "value"),
+    [
+        (Tree, '{"value":1,"children":[{"value":2}]}', Tree(value=1, children=[Tree(value=2)])),
+        (Chain, '{"value":1,"following":{"value":2,"following":null}}', Chain(1, Chain(2))),
+    ],
+)
+def test_class_inside_itself_is_read_and_traced(fake, wanted, text, value):
+    assert read(fake, text, type=wanted) == value
+
+    @program
+    def body(s: State) -> int:
+        handle = gen("v", type=wanted)
+        s += handle
+        return s[handle].value
+
+    assert [node.kind for node in body.trace()] == ["gen", "return"]
+
+
 def test_value_the_model_class_refuses_is_an_invalid_value(fake):
     with pytest.raises(InvalidValueError, match=r"Model does not accept it: name: .*x is not allowed") as caught:
         read(fake, '{"name": "xx"}', schema=Model)

@@ -395,6 +395,19 @@ def test_batch_with_a_progress_bar_counts(fake, capsys):
     assert "2/2" in capsys.readouterr().out
 
 
+def test_pure_program_whose_trace_fails_fails_only_where_its_run_does(fake):
+    @program(pure=True)
+    def p(s: State, bad: bool):
+        if bad:
+            raise ValueError("bad")
+        s += gen("a")
+        return s["a"]
+
+    good, failed, other = p.run_batch([False, True, False], options=on(fake()), concurrency=1)
+    assert (good.value, other.value) == ("a1", "a2")
+    assert str(failed.error) == "bad"
+
+
 def test_batch_awaited_with_a_concurrency_below_one_is_refused(fake):
     with pytest.raises(SpecError, match="concurrency=0 is not a whole number above 0"):
         asyncio.run(ask.arun_batch(["a"], options=on(fake()), concurrency=0))
