@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ...ir.graph import Graph
-from ...ir.nodes import Arm, Expression, Join, Node, Reference, Switch
+from ...ir.nodes import Arm, Expression, Join, Loop, Map, Node, Reference, Switch
 from .items import translated, translated_expression
 
 
@@ -29,6 +29,8 @@ def _switches(nodes: Iterable[Node]) -> Iterator[Switch]:
             yield node
             for arm in node.arms:
                 yield from _switches(arm.graph)
+        elif isinstance(node, (Loop, Map)):
+            yield from _switches(node.body)
 
 
 def _renamed(node: Node, names: dict[str, str]) -> Node:
@@ -42,6 +44,8 @@ def _renamed(node: Node, names: dict[str, str]) -> Node:
     if isinstance(node, Switch):
         arms = tuple(_renamed_arm(arm, names) for arm in node.arms)
         return replace(node, on=reference(node.on), arms=arms)
+    if isinstance(node, (Loop, Map)):
+        node = replace(node, body=Graph((_renamed(n, names) for n in node.body), name=node.body.name).freeze())
     return translated(node, reference)
 
 
