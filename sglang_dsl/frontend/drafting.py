@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError
+from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError, TraceError
 from ..ir.nodes import Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, Text
 from .bindings import Bound
 from .expressions import Chain, Expression, Handle, Mention
 from .recorder import Recorder, no_text
 from .sites import Site
+from .tracing.tags import holds_tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,6 +166,8 @@ class Statement:
     def _add_text(self, text: str) -> None:
         if not str.isascii(text):
             check_writable(text, self._origin)
+            if not self._recorder.tracing:
+                check_exists(text, self._origin)
         if self._recorder.tracing:
             self._pieces.extend(self._recorder.pieces(text))
         else:
@@ -316,6 +319,16 @@ def _over(line: Line, origin: Origin) -> ProgramError | CancelledError:
         hint="append before the join, or fork again; reading is still possible",
         origin=origin,
     )
+
+
+def check_exists(text: str, origin: Origin) -> None:
+    """Raise TraceError for text with a value in it that only ever stood for one while tracing."""
+    if holds_tag(text):
+        raise TraceError(
+            "the text holds a value of a trace, which has no text in a run",
+            hint="keep nothing of a traced body (in globals, caches, arguments) for a run",
+            origin=origin,
+        )
 
 
 def check_writable(text: str, origin: Origin) -> None:

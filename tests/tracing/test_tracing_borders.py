@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import pytest
 from trial_runs import breaks, kinds
 
-from sglang_dsl import State, gen, program, role, select, tool, user
+from sglang_dsl import RunOptions, State, gen, program, role, select, tool, user
 from sglang_dsl.errors import SpecError, TraceError
 from sglang_dsl.frontend.tracing.tags import Tags, holds_tag
 from sglang_dsl.ir.nodes import Concat, Constant, DictOf, ListOf, Reference, Return, Select, Tool
+from sglang_dsl.runtime.backends.mock import mock
 
 
 @tool
@@ -174,6 +175,20 @@ def test_value_that_escaped_its_trace_says_so() -> None:
         len(kept[0])
     assert kept[0] != "x"
     assert repr(type(kept[0])).endswith("Abstract'>")
+
+
+def test_value_that_escaped_into_a_run_is_refused_there() -> None:
+    kept = []
+
+    @program
+    def p(s: State):
+        s += gen("v")
+        kept.append(s["v"])
+        s += f"so: {kept[0]}"
+
+    p.trace()
+    with pytest.raises(TraceError, match="value of a trace"):
+        p.run(options=RunOptions(backend=mock({"v": "real"})))
 
 
 def test_bodys_own_handlers_do_not_swallow_a_break() -> None:

@@ -9,8 +9,8 @@ normalises or cuts a text damages it, so a tag that is found intact was only mov
 
 from __future__ import annotations
 
+import os
 import re
-import secrets
 from typing import NamedTuple
 
 BEGIN, BETWEEN, NUMBER, END = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
@@ -53,11 +53,11 @@ class Tags:
     __slots__ = ("_body", "_first", "_intact", "_nonce")
 
     def __init__(self, length: int = 8) -> None:
-        letters = [secrets.choice(_LETTERS) for _ in range(length)]
+        letters = [_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(length)]  # no use of the body's `random`
         self._nonce = "".join(c.upper() if i % 2 else c for i, c in enumerate(letters))
         self._body = BEGIN + BETWEEN.join((*_CHUNKS[:9], self._nonce, *_CHUNKS[9:])) + NUMBER
         self._intact = re.compile(re.escape(self._body) + f"([\ufde0-\ufdef]+){END}")
-        self._first = 16 + secrets.randbelow(1 << 16)  # so that two traces differ in every tag
+        self._first = int.from_bytes(os.urandom(2))  # so that two traces differ in every tag
 
     def tag(self, number: int) -> str:
         """The text that stands for value `number`."""
