@@ -156,13 +156,25 @@ def _run_script(file: Path, chosen: argparse.Namespace) -> int:
     sys.argv = [str(file), *chosen.rest]
     with _options(chosen):
         try:
-            runpy.run_path(str(file), run_name="__main__")
+            _hint_at_programs(file, runpy.run_path(str(file), run_name="__main__"))
         except SystemExit as end:
             if end.code is None or isinstance(end.code, int):
                 return end.code or 0
             print(end.code, file=sys.stderr)
             return 1
     return 0
+
+
+def _hint_at_programs(file: Path, names: dict[str, Any]) -> None:
+    """A file of programs without a main part does nothing when it is run: say how to run one of them."""
+    from .frontend.program import Program
+
+    programs = [name for name, value in names.items() if isinstance(value, Program)]
+    if programs and "__main__" not in file.read_text(encoding="utf-8"):
+        print(
+            f"{file} has no main part; to run a program of it: sglang-dsl run {file}:PROGRAM ({', '.join(programs)})",
+            file=sys.stderr,
+        )
 
 
 def _run_program(program: Program[..., Any], arguments: dict[str, Any], chosen: argparse.Namespace) -> int:
@@ -377,7 +389,7 @@ def _load_program(file: Path, name: str) -> Program[..., Any]:
 
 
 def _arguments(
-    program: Program[..., Any], given: Sequence[str], *, given_elsewhere: Sequence[str] = ()
+    program: Program[..., Any], given: Sequence[str], *, given_elsewhere: Sequence[str] | None = None
 ) -> dict[str, Any]:
     """`name=value` pairs, each read as the type the program's signature names."""
     from pydantic import TypeAdapter, ValidationError
@@ -402,10 +414,11 @@ def _arguments(
     missing = [
         key
         for key, parameter in parameters.items()
-        if key not in values and key not in given_elsewhere and parameter.default is inspect.Parameter.empty
+        if key not in values and key not in (given_elsewhere or ()) and parameter.default is inspect.Parameter.empty
     ]
     if missing:
-        raise SpecError(f"the program needs {', '.join(missing)}", hint=" ".join(f"--arg {key}=..." for key in missing))
+        options = "--arg {0}=..." if given_elsewhere is None else "--arg {0}=... or --symbolic {0}"
+        raise SpecError(f"the program needs {', '.join(missing)}", hint=", ".join(map(options.format, missing)))
     return values
 
 

@@ -291,3 +291,16 @@ def test_run_with_a_picture_draws_what_happened(cli: Cli, file: Path, tmp_path: 
     done = cli("run", f"{file}:ask", "--arg", "topic=tents", "--backend", "mock", "--picture", str(picture))
     assert done.returncode == 0, done.stderr
     assert "tents" in picture.read_text(encoding="utf-8")
+
+
+def test_run_of_a_file_without_a_main_part_names_its_programs(cli: Cli, file: Path) -> None:
+    done = cli("run", str(file), "--backend", "mock")
+    assert done.returncode == 0
+    assert f"sglang-dsl run {file}:PROGRAM (ask, typo, nothing, slow)" in done.stderr
+
+
+def test_trace_without_an_argument_offers_to_leave_it_unknown(cli: Cli, file: Path) -> None:
+    done = cli("trace", f"{file}:ask")
+    assert done.returncode == 2
+    assert "--symbolic topic" in done.stderr
+    assert cli("trace", f"{file}:ask", "--symbolic", "topic").returncode == 0
