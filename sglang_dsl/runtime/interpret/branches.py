@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from ...errors import BranchError, SpecError
+from ...ir.evaluation import evaluate
 from ...ir.execution import MISSING, Outcome
 from ...ir.nodes import Fork, Join, references_in
 from .entry import Entry
-from .express import evaluate
-from .joins import Ended, decide
+from .joins import Ended, ballot_of, decide
 from .machine import Machine
 from .model import entries_between
 
@@ -111,7 +111,8 @@ class Race:
         expression = self.join.values[branch]
         if expression is None:
             return Ended(branch, MISSING)
-        return Ended(branch, evaluate(expression, self.machine.lookup(self.entry)))
+        value = evaluate(expression, self.machine.lookup(self.entry))
+        return Ended(branch, value, ballot=ballot_of(self.join, value))
 
     def _decide(self) -> None:
         verdict = decide(self.join, self.size, self.ended, self.key)

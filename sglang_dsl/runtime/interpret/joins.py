@@ -26,11 +26,15 @@ from ...ir.nodes import Join
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A branch that has ended: its index, and its value or its error. In the order in which branches ended."""
+    """A branch that has ended: its index, and its value or its error. In the order in which branches ended.
+
+    ballot: the value as text, where values are compared (`ballot_of`).
+    """
 
     branch: int
     value: Any = None
     error: Exception | None = None
+    ballot: str = ""
 
     @property
     def succeeded(self) -> bool:
@@ -53,7 +57,7 @@ def decide(join: Join, size: int, ended: Sequence[Ended], key: Callable[[Any], A
     Args:
         size: number of branches.
         ended: those that have ended, in order.
-        key: of mode `best`. What it raises goes through.
+        key: of mode `best`.
     """
     good = [branch for branch in ended if branch.succeeded]
     running = size - len(ended)
@@ -108,14 +112,19 @@ def _quorum(join: Join, size: int, ended: Sequence[Ended], good: list[Ended], ru
 
 
 def _vote(join: Join, size: int, ended: Sequence[Ended], good: list[Ended], running: int) -> Verdict | None:
-    ballots = sorted(_ballots(good), key=lambda group: (-len(group), min(b.branch for b in group)))
-    if not ballots:
+    if not good:
         return None if running else _failed(join, size, ended, "no branch has a value to vote for")
-    leader = ballots[0]
-    second = len(ballots[1]) if len(ballots) > 1 else 0
-    if running and len(leader) <= second + running:
-        return None
-    return Verdict(leader[0].value, tuple(b.branch for b in leader))
+    leader, *others = sorted(([b.branch for b in group] for group in _ballots(good)), key=_standing)
+    if running:
+        undecided = sorted(set(range(size)) - {branch.branch for branch in ended})
+        if any(_standing([*rival, *undecided]) < _standing(leader) for rival in [[], *others]):
+            return None
+    return Verdict(next(b.value for b in good if b.branch == leader[0]), tuple(leader))
+
+
+def _standing(branches: Sequence[int]) -> tuple[int, int]:
+    """Sorts the groups of branches that agree: the largest first, and of equal ones that with the lowest branch."""
+    return -len(branches), min(branches)
 
 
 def _best(
@@ -124,26 +133,34 @@ def _best(
     if not good:
         return _failed(join, size, ended, "no branch has a value to compare")
     in_order = sorted(good, key=lambda b: b.branch)
-    winner = max(in_order, key=lambda b: b.value if key is None else key(b.value))
+    try:
+        winner = max(in_order, key=lambda b: b.value if key is None else key(b.value))
+    except Exception as error:  # noqa: BLE001  a user's function: what it raises is why the join has no value
+        return _failed(join, size, ended, f"its key raised {type(error).__name__}: {error}", cause=error)
     return Verdict(winner.value, (winner.branch,))
 
 
+def ballot_of(join: Join, value: Any) -> str:
+    """What equal values have in common in a join that compares them. Values are JSON, so equal means equal JSON."""
+    return json.dumps(value, sort_keys=True, default=repr) if join.mode in ("quorum", "vote") else ""
+
+
 def _ballots(good: Sequence[Ended]) -> list[list[Ended]]:
-    """Branches with equal values, in the order in which the values came up. Values are JSON, so equal means equal JSON."""
+    """Branches with equal values, in the order in which the values came up."""
     groups: dict[str, list[Ended]] = {}
     for branch in good:
-        groups.setdefault(json.dumps(branch.value, sort_keys=True, default=repr), []).append(branch)
+        groups.setdefault(branch.ballot, []).append(branch)
     return list(groups.values())
 
 
-def _failed(join: Join, size: int, ended: Sequence[Ended], why: str) -> Verdict:
+def _failed(join: Join, size: int, ended: Sequence[Ended], why: str, *, cause: Exception | None = None) -> Verdict:
     error = JoinError(
         f"the join of {join.name or join.fork!r} ({join.mode}) failed: {why}",
         results=results_of(size, ended),
         hint="error.results holds every branch's value or error; join with mode='settle' to get them as a list",
         origin=join.origin,
     )
-    error.__cause__ = next((branch.error for branch in ended if branch.error is not None), None)
+    error.__cause__ = cause or next((branch.error for branch in ended if branch.error is not None), None)
     return Verdict(error=error)
 
 
