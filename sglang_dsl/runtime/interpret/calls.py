@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import InvalidValueError, SpecError
+from ...ir.evaluation import evaluate, text_of
 from ...ir.execution import Event, Meta, Outcome
 from ...ir.nodes import Gen, Reasoning, Reference, Select
 from ...ir.specs import SamplingSpec
@@ -15,7 +16,6 @@ from ..schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequ
 from .answer import accept, prepare, value_of
 from .choose import best, distinct, scored
 from .entry import Entry, Produced
-from .express import evaluate, text_of
 from .flight import equal_work, send
 from .healing import check_heal, healed
 from .machine import Machine

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import BranchError, CancelledError, DslError, EngineClosedError, GraphError, RunError
+from ...ir.evaluation import Lookup
 from ...ir.execution import Event, EventKind, Outcome, RunSpec
 from ...ir.nodes import Gen, Node, data_of
 from ..plan.critical import longest_path
@@ -30,7 +31,6 @@ from .awaited import Awaited
 from .budget import Budget
 from .entry import Entry, Scope
 from .events import EventLog
-from .express import Lookup
 from .leases import Leases
 from .model import Model
 from .outbox import Outbox

@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 
 from ...errors import GraphError
+from ...ir.evaluation import evaluate
 from ...ir.execution import Outcome
 from ...ir.graph import Graph
 from ...ir.nodes import Arm, Expression, Input, Loop, Map, Return, Switch, references_in
 from .entry import Entry, Scope
-from .express import evaluate
 from .machine import Machine
 
 

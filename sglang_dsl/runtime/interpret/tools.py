@@ -18,10 +18,10 @@ from functools import partial
 from typing import Any
 
 from ...errors import DeadlineError, SpecError, ToolError
+from ...ir.evaluation import evaluate
 from ...ir.execution import Event, Outcome
 from ...ir.nodes import Tool
 from .entry import Entry
-from .express import evaluate
 from .machine import Machine
 
 IDEMPOTENT_ATTEMPTS = 3

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ...errors import GraphError
+from ...ir.evaluation import evaluate
 from ...ir.execution import Outcome
 from ...ir.nodes import Break, Input, Return, RoleBegin, RoleEnd, Text
 from ...ir.structure import misfit
 from ..text.protocol import Turn
 from .entry import Entry
-from .express import evaluate, say
+from .express import say
 from .machine import Machine
 
 
