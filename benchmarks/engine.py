@@ -2,9 +2,9 @@
 
     python benchmarks/engine.py [--check] [--steps 400]
 
-Decode steps of a full batch over a shared prefix of 3,000 tokens, page size 1 (one page per row and step: the hardest case), and
-the support agent's shape (40 prompts of 3,012 + 51 tokens, 64 new each) from start to end. Thread CPU time, so a busy machine
-changes it little; the median of the steps counts.
+Decode steps of a full batch over a shared prefix of 3,000 tokens, page size 1 (one page per row and step: the hardest case); the
+same while in each step one request ends and another begins; and the support agent's shape (40 prompts of 3,012 + 51 tokens, 64
+new each) from start to end. Thread CPU time, so a busy machine changes it little; the median of the steps counts.
 """
 
 from __future__ import annotations
@@ -49,6 +49,12 @@ def main() -> int:
             f"{rows:>5} {plan_us:>8.1f} {commit_us:>9.1f} {plan_us + commit_us:>8.1f} {limit:>6.0f}   "
             f"{plan_us / rows:.2f}, {commit_us / rows:.2f} us"
         )
+    prompt = PREFIX_TOKENS + SUFFIX_TOKENS
+    print(
+        f"\nthe same, and in each step a request of {prompt} tokens comes (`add`, match, lock) and one goes (`finish`):"
+    )
+    for rows in LIMITS_US:
+        print(f"{rows:>5} {churn_cost(rows, options.steps):>27.1f}")
     spent = support_agent_cost()
     share = spent["tree"] / W1_SECONDS
     good &= share < W1_SHARE
@@ -78,6 +84,30 @@ def decode_cost(rows: int, steps: int) -> tuple[float, float]:
         committing.append((time.thread_time_ns() - after) / 1e3)
         planning.append((middle - start) / 1e3)
     return statistics.median(planning), statistics.median(committing)
+
+
+def churn_cost(rows: int, steps: int) -> float:
+    """Median microseconds of a whole turn while requests come and go: `add`, `step`, `commit`, `finish`."""
+    scheduler = _scheduler(rows, PREFIX_TOKENS + 4 * rows * (SUFFIX_TOKENS + rows))
+    born: dict[str, int] = {}
+    spent = []
+    for turn in range(steps + 2 * rows):
+        request = _request(turn, rows + 8)
+        start = time.thread_time_ns()
+        if len(born) < rows:
+            scheduler.add(request, 0.0)
+            born[str(turn)] = turn
+        plan = scheduler.step(0.0)
+        middle = time.thread_time_ns()
+        assert plan is not None
+        result = _result(plan)
+        after = time.thread_time_ns()
+        scheduler.commit(plan, result, 0.0)
+        oldest = next(iter(born))
+        if len(born) == rows:
+            scheduler.finish(oldest, turn - born.pop(oldest))
+        spent.append((middle - start + time.thread_time_ns() - after) / 1e3)
+    return statistics.median(spent[2 * rows :])
 
 
 def support_agent_cost() -> dict[str, float]:
