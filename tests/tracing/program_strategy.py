@@ -1,7 +1,7 @@
 """Random programs: written by hypothesis as Python source, compiled, decorated.
 
 Every statement of the language comes up: texts, gens, selects, turns, forks (nested, joined or not), reads, f-strings, recorded
-operations, `if` on selects and bools, Python loops, `while` on a select, nested programs, var scopes, and `s.switch`. Races
+operations, `if` on selects and bools, Python loops, `while` on a select, nested programs, var scopes, `s.switch`, `s.loop` and `s.map`. Races
 (`first`, `vote`) do not: who wins depends on the order of steps, and a body that reads in between has another one.
 """
 
@@ -60,7 +60,7 @@ class Writer:
     ) -> None:
         options = ["text", "gen", "gen", "select", "read", "number"]
         if size > 1:
-            options += ["scope", "repeat", "nested"] + ([] if turn else ["turn", "turn"])
+            options += ["scope", "repeat", "nested", "loop", "map"] + ([] if turn else ["turn", "turn"])
             if forks:
                 options += ["fork", "fork", "samples"]
             if kinds and self.splits < 5:
@@ -73,7 +73,8 @@ class Writer:
         self.line(depth, f"{state} += {self.value(state, names)}")
 
     def w_gen(self, depth: int, state: str, names: list[str], kinds: Any, size: int, forks: int, turn: bool) -> None:
-        name = self.pick(names) if names and self.draw(st.booleans()) else self.name("g")
+        bound = [name for name in names if name.startswith("g")]  # a select stays what it is: it may be asked later
+        name = self.pick(bound) if bound and self.draw(st.booleans()) else self.name("g")
         self.line(depth, f"{state} += {self.pick(TEXTS)!r} + gen({name!r}, max_tokens={self.pick((4, 16))})")
         if name not in names:
             names.append(name)
@@ -150,6 +151,26 @@ class Writer:
             self.line(depth + 1, "return s['sw']")
         self.line(depth, f"{result} = {state}.switch({name!r}, {{{kinds[name][0]!r}: {arm}}}, default={other})")
         self.line(depth, f"{state} += f'[{{{result}}}]'")
+
+    def w_loop(self, depth: int, state: str, names: list[str], kinds: Any, size: int, forks: int, turn: bool) -> None:
+        body, result = self.name("body"), self.name("r")
+        self.line(depth, f"def {body}(s):")
+        self.line(depth + 1, "s += 'round ' + gen('lt') + select('lk', ['go', 'halt'])")
+        if self.draw(st.booleans()):
+            self.line(depth + 1, "s += '!' if s['lk'] == 'go' else gen('lg')")
+        self.line(depth + 1, "return s['lt']")
+        limit = self.draw(st.integers(1, 3))
+        self.line(depth, f"{result} = {state}.loop({body}, until='lk', stop_value='halt', limit={limit})")
+        self.line(depth, f'{state} += f"[{{{result}}}]"')
+
+    def w_map(self, depth: int, state: str, names: list[str], kinds: Any, size: int, forks: int, turn: bool) -> None:
+        name, body, result = self.name("list"), self.name("body"), self.name("r")
+        self.line(depth, f"{state} += gen({name!r}, schema=list[str])")
+        self.line(depth, f"def {body}(s, item):")
+        self.line(depth + 1, "s += " + self.pick(("item", "item.upper()", 'f"<{item}>"')))
+        self.line(depth + 1, "s += gen('mt')")
+        self.line(depth + 1, "return s['mt'].strip()")
+        self.line(depth, f"{result} = {state}.map({state}[{name!r}], {body})")
 
     def w_samples(
         self, depth: int, state: str, names: list[str], kinds: Any, size: int, forks: int, turn: bool

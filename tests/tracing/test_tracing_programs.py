@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, note, settings
 from program_strategy import programs
-from trial_runs import everything
 
 from sglang_dsl import Program, RunOptions
+from sglang_dsl.errors import ExportError
 from sglang_dsl.ir.execution import RunSpec, execute
 from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.json_format import dumps, loads
-from sglang_dsl.ir.nodes import Switch
 from sglang_dsl.runtime.backends.mock import MockExecutor, mock
 
 SAYS = ("yes", "no", " padded ", "A\nB", 'quo"te', "{x}", "日本", "x")
@@ -32,6 +31,8 @@ def _reply(call: Any) -> Any:
     if constraint.kind == "choices":
         options = json.loads(constraint.text)
         return options[number % len(options)]
+    if constraint.kind == "json_schema":
+        return json.dumps(list(SAYS[: number % 4]))
     return str(number % 50)
 
 
@@ -61,10 +62,11 @@ def _from_graph(graph: Graph) -> tuple[list[tuple[Any, ...]], Any]:
 
 def _check(program: Program[..., Any]) -> None:
     note(program.function.__doc__ or "")
-    assume(
-        not any(isinstance(n, Switch) and n.assumed for n in everything(program.trace()))
-    )  # more paths than are followed
-    graph = program.export(trials=4)
+    try:
+        graph = program.export(trials=4)
+    except ExportError as error:
+        assume("not every path" not in error.what)  # more of them than are followed
+        raise
     assert _from_graph(loads(dumps(graph))) == _eager(program)
 
 
@@ -79,7 +81,7 @@ def test_exported_graph_on_the_mock_does_what_the_program_does(program) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@given(programs(size=6))
+@given(programs(size=5))
 @settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=_CALM, phases=[Phase.generate])
 def test_exported_graph_of_500_programs_does_what_they_do(program) -> None:
     _check(program)
