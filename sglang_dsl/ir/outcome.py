@@ -90,7 +90,8 @@ MISSING = _Missing()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Token counts of a run. asked: prompt tokens summed over calls, as an engine without any sharing would compute
-    them; computed: prompt tokens really put through the model; reused: the rest.
+    them; computed: prompt tokens really put through the model; reused: the rest. Calls that were cancelled or failed are
+    not in it, whatever they had cost by then.
     """
 
     calls: int = 0
