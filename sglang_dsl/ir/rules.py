@@ -185,7 +185,7 @@ def _join(site: Site, node: Node) -> Iterator[str]:
     """A join gathers the branches of one earlier fork, each from a tip on that very branch."""
     if not isinstance(node, Join):
         return
-    fork = site.seen.get(node.fork)
+    fork = site.find(node.fork)
     if not isinstance(fork, Fork):
         yield f"{node.fork!r} is not a fork before it"
         return
@@ -199,9 +199,9 @@ def _join(site: Site, node: Node) -> Iterator[str]:
 
 def _branch_of(site: Site, fork_id: str, tip: str) -> int | None:
     """Which branch of the fork the context path of `tip` runs through."""
-    current = site.seen.get(tip)
+    current = site.find(tip)
     while current is not None and current.context != fork_id:
-        current = site.seen.get(current.context or "")
+        current = site.find(current.context or "")
     return None if current is None else current.branch
 
 
