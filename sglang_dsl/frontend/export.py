@@ -58,7 +58,7 @@ def export(
     graph = first.graph
     _check_breaks(graph)
     check_exportable(graph, registry)
-    verify(graph)
+    _check_rules(graph)
     if traced(program, args, kwargs, symbolic=symbols, tags=Tags(13)).graph != graph:
         raise ExportError(
             f"two traces of {program.name} differ: it depends on more than its arguments, or on the length or letters of a text "
@@ -82,6 +82,15 @@ def _check_breaks(graph: Graph) -> None:
                 hint="say it with s.switch, s.loop or s.map, or keep the question inside a tool",
                 origin=node.origin,
             )
+
+
+def _check_rules(graph: Graph) -> None:
+    try:
+        verify(graph)
+    except GraphError as error:
+        raise ExportError(
+            f"the graph of a trace breaks a rule: {error.what}", hint=error.hint, origin=error.origin
+        ) from error
 
 
 def _everything(graph: Graph) -> Iterator[Node]:

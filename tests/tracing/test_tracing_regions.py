@@ -176,6 +176,22 @@ def test_forks_of_different_size_stay_apart() -> None:
     assert_same(p, p.export())
 
 
+def test_join_that_only_one_arm_makes_stands_in_it() -> None:
+    @program
+    def p(s: State):
+        s += select("k", ["a", "b"])
+        fk = s.fork(2)
+        fk += gen("v")
+        if s["k"] == "a":
+            s += fk.join("v")[0]
+        s += gen("end")
+
+    graph = p.trace()
+    assert kinds(graph) == ["select", "fork", "gen", "gen", "switch", "gen"]
+    verify(graph)
+    assert_same(p, p.export())
+
+
 def test_turn_opened_in_both_arms_is_opened_once() -> None:
     @program
     def p(s: State):
