@@ -102,6 +102,17 @@ def test_loop_is_recorded_once_with_all_its_ways() -> None:
     assert_same(retry, retry.export())
 
 
+def test_loop_inside_a_python_loop_has_an_id_each_time() -> None:
+    @program
+    def p(s: State):
+        for _ in range(3):
+            s += s.loop(lambda s: s.append(gen("t"))["t"], limit=2)
+        return s.loop(lambda s: s.append(gen("u"))["u"], limit=1)
+
+    assert [n.id for n in p.trace(strict=True) if isinstance(n, Loop)] == ["2", "2#2", "2#3", "3"]
+    assert_same(p, p.export())
+
+
 def test_loop_name_read_after_it_breaks_and_says_what_to_do() -> None:
     @program
     def p(s: State):

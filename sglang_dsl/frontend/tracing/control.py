@@ -129,7 +129,8 @@ class _Recorded:
 
     def leave(self, state: Any) -> None:
         """What the body has bound and counted, for what comes after it on the same line."""
-        state._cursor.line.counts.update(self._counts)
+        counts = state._cursor.line.counts
+        counts.update((label, count) for label, count in self._counts.items() if count > counts.get(label, 0))
         for name, bound in self._names.items():
             if state._cursor.names.get(name) is not bound:
                 state._cursor.rebind(name, _Inside(self._path, name))
