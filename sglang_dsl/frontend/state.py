@@ -196,7 +196,9 @@ class State:
     def _fork(self, n: int, site: Site) -> Branches[State]:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             what = (
-                f"fork({n!r}): a fork has at least one branch" if isinstance(n, int) else f"fork({n!r}) is not a number"
+                f"fork({n!r}): a fork has at least one branch"
+                if isinstance(n, int)
+                else f"fork({n!r}) is not a whole number"
             )
             raise ForkError(
                 what, hint="s.fork(3); skip the fork where there is nothing to branch into", origin=site.origin
