@@ -37,10 +37,10 @@ class Differences:
     margins: list[float] = field(default_factory=list)
 
 
-def settings(size, page_size=1):
+def settings(size):
     """Each way to run, with what shows that it really was run that way."""
     pool = size.longest + size.new_tokens + 16  # room for one at its longest, and little more
-    return {
+    ways = {
         "radix": ({}, lambda s: s.cached_tokens > 0),
         "storm": (
             {"pool_tokens": pool, "retract_every_steps": 3, "max_running": 8, "max_batch_tokens": 256},
@@ -49,6 +49,7 @@ def settings(size, page_size=1):
         "chunk": ({"prefill_chunk_tokens": 16, "max_batch_tokens": 128}, lambda s: s.steps > size.longest // 16),
         "pages": ({"page_size": 16}, lambda s: s.cached_tokens > 0),
     }
+    return ways if size is FULL else {name: way for name, way in ways.items() if name != "pages"}
 
 
 def differences(reference, prompts, expected, found):
