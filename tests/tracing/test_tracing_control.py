@@ -109,7 +109,7 @@ def test_loop_inside_a_python_loop_has_an_id_each_time() -> None:
             s += s.loop(lambda s: s.append(gen("t"))["t"], limit=2)
         return s.loop(lambda s: s.append(gen("u"))["u"], limit=1)
 
-    assert [n.id for n in p.trace(strict=True) if isinstance(n, Loop)] == ["2", "2#2", "2#3", "3"]
+    assert [n.id for n in p.trace(strict=True) if isinstance(n, Loop)] == ["1", "1#2", "1#3", "3"]
     assert_same(p, p.export())
 
 
