@@ -69,6 +69,7 @@ class Path:
         self._script = script
         self._choose = choose
         self._before = before
+        self._compared = 0  # nodes that were found to be those of the run before
         self._left: dict[Reference, Group] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
 
@@ -168,10 +169,11 @@ class Path:
         number = len(self.decisions)
         if number < len(self._script):
             again = self._script[number]
-            same = again.same_question(asked) and self.nodes == list(self._before[: again.at])
-            if not same:
+            fresh = slice(self._compared, again.at)
+            if not again.same_question(asked) or self.nodes[fresh] != list(self._before[fresh]):
                 self.diverge()
                 raise Stop
+            self._compared = again.at
             asked = asked.instead(again.taken)
         else:
             asked = asked.instead(self._choose(asked))
