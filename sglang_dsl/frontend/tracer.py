@@ -21,7 +21,7 @@ from .tracing.explore import explored
 from .tracing.follower import Trace
 from .tracing.guard import same_random
 from .tracing.inputs import Symbols
-from .tracing.items import link
+from .tracing.items import link, loosen
 from .tracing.naming import renamed
 from .tracing.path import Path
 from .tracing.tags import Tags
@@ -91,7 +91,7 @@ class _Tracer:
                 return self._walk(script, choose, before)
 
             try:
-                items, _ = explored(walk)
+                items, _ = explored(walk, loosen)
             finally:
                 self._trace.path = None
         nodes: list[Node] = [*self._symbols.inputs, *link(items)]

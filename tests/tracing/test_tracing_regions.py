@@ -204,6 +204,22 @@ def test_turn_opened_in_both_arms_is_opened_once() -> None:
     verify(graph)
 
 
+def test_turn_in_one_arm_does_not_keep_the_rest_apart() -> None:
+    @program
+    def p(s: State):
+        s += select("k", ["a", "b"])
+        if s["k"] == "a":
+            with s.user():
+                s += "x"
+        s += gen("end")
+        return s["k"]
+
+    graph = p.trace()
+    assert kinds(graph) == ["select", "switch", "gen", "return"]
+    verify(graph)
+    assert_same(p, p.export())
+
+
 def test_second_question_about_a_value_asks_only_what_is_left() -> None:
     @program
     def p(s: State):

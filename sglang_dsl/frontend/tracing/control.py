@@ -17,7 +17,7 @@ from ..sites import Site
 from ..values import Abstract, Unknown
 from .decisions import Chooser, Decision, Group, Stop
 from .explore import explored
-from .items import link
+from .items import link, loosen
 from .reading import shape_of
 from .shapes import JSON, Data, Finite, Shape, Text
 
@@ -118,7 +118,7 @@ class _Recorded:
         trace, outer = self._path.trace, self._path
         base = (self._line.tip, self._line.branch) if self._line.tip and self._line.branch is not None else None
         try:
-            items, _ = explored(self._walk, base)
+            items, _ = explored(self._walk, lambda nodes: loosen(nodes, base, self._line.role))
         finally:
             trace.path = outer
         nodes = list(link(items))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ...ir.nodes import Node
 from .decisions import Decision, Group
-from .items import Item, Line, loosen
+from .items import Item
 from .regions import merged
 
 if TYPE_CHECKING:
@@ -23,13 +23,15 @@ MAX_PATHS = 256
 
 Walk: TypeAlias = "Callable[[Sequence[Decision], Callable[[Decision], int], Sequence[Node]], Path]"
 
+Loosen: TypeAlias = Callable[[Sequence[Node]], list[Item]]
 
-def explored(walk: Walk, base: Line = None) -> tuple[list[Item], Path]:
-    """The items of all runs, and the first run. `base`: see `loosen`."""
-    tree = _all_paths(walk, base)
+
+def explored(walk: Walk, loosen: Loosen) -> tuple[list[Item], Path]:
+    """The items of all runs, and the first run, made loose by `loosen`."""
+    tree = _all_paths(walk, loosen)
     if tree is not None:
         return tree.items(0), tree.first
-    spine = _Cover(walk, base).spine([], ())
+    spine = _Cover(walk, loosen).spine([], ())
     return spine.items(0), spine.path
 
 
@@ -41,13 +43,13 @@ class _Tree:
     """The runs that agree on the first decisions. `children`: by the answer to the next one."""
 
     first: Path
-    base: Line
+    loosen: Loosen
     children: dict[int, _Tree] = field(default_factory=dict)
 
     def items(self, depth: int) -> list[Item]:
         """What happens after `depth` decisions."""
         start = self.first.decisions[depth - 1].at if depth else 0
-        loose = loosen(self.first.nodes, self.base)
+        loose = self.loosen(self.first.nodes)
         if not self.children:
             return loose[start:]
         decision = self.first.decisions[depth]
@@ -65,7 +67,7 @@ class _Tree:
         return ways
 
 
-def _all_paths(walk: Walk, base: Line) -> _Tree | None:
+def _all_paths(walk: Walk, loosen: Loosen) -> _Tree | None:
     """Every run, or None where there are too many."""
     root: _Tree | None = None
     waiting: deque[tuple[list[Decision], Sequence[Node]]] = deque([([], ())])
@@ -76,19 +78,19 @@ def _all_paths(walk: Walk, base: Line) -> _Tree | None:
             return None
         script, before = waiting.popleft()
         path = walk(script, _Alternating(), before)
-        root = _grow(root, path, base)
+        root = _grow(root, path, loosen)
         for index, decision in enumerate(path.decisions[len(script) :], len(script)):
             others = (n for n in range(len(decision.groups)) if n != decision.taken)
             waiting.extend(([*path.decisions[:index], decision.instead(n)], path.nodes) for n in others)
     return root
 
 
-def _grow(root: _Tree | None, path: Path, base: Line) -> _Tree:
+def _grow(root: _Tree | None, path: Path, loosen: Loosen) -> _Tree:
     if root is None:
-        root = _Tree(path, base)
+        root = _Tree(path, loosen)
     tree = root
     for decision in path.decisions:
-        tree = tree.children.setdefault(decision.taken, _Tree(path, base))
+        tree = tree.children.setdefault(decision.taken, _Tree(path, loosen))
     return root
 
 
@@ -144,16 +146,16 @@ class _Spine:
 class _Cover:
     """Makes the runs that follow every answer once."""
 
-    def __init__(self, walk: Walk, base: Line) -> None:
+    def __init__(self, walk: Walk, loosen: Loosen) -> None:
         self._walk = walk
-        self._base = base
+        self._loosen = loosen
         self._claimed: set[object] = set()
         self._preferred: dict[object, Group] = {}
 
     def spine(self, script: list[Decision], before: Sequence[Node], parent: _Spine | None = None) -> _Spine:
         """A run after `script`, and all that part from it."""
         path = self._walk(script, _Preferring(self._preferred), before)
-        spine = _Spine(path, loosen(path.nodes, self._base))
+        spine = _Spine(path, self._loosen(path.nodes))
         if parent is not None:
             begin = script[-1].at
             common = _common_end(spine.loose[begin:], parent.loose[begin:])

@@ -21,6 +21,7 @@ from ...ir.nodes import (
     Constant,
     DictOf,
     Expression,
+    Fork,
     Input,
     Join,
     ListOf,
@@ -31,6 +32,8 @@ from ...ir.nodes import (
     Plain,
     Reference,
     Return,
+    RoleBegin,
+    RoleEnd,
     Select,
     Switch,
     Text,
@@ -43,10 +46,11 @@ Translate: TypeAlias = Callable[[Reference], Reference]
 
 
 class Item(NamedTuple):
-    """A node and the line it stands on."""
+    """A node, the line it stands on, and the turn that is open there before it (of a Return, which belongs to no turn: None)."""
 
     line: Line
     node: Node
+    role: str | None = None
 
 
 class Way(NamedTuple):
@@ -68,9 +72,12 @@ class Region(Node):
     assumed: bool = False
 
 
-def loosen(nodes: Iterable[Node], base: Line = None) -> list[Item]:
-    """The nodes of one run as items, Inputs aside. `base`: the branch that the run continues, if it is one's body."""
+def loosen(nodes: Iterable[Node], base: Line = None, role: str | None = None) -> list[Item]:
+    """The nodes of one run as items, Inputs aside. `base`: the branch that the run continues, if it is one's body; `role`: the turn
+    that is open where it starts.
+    """
     lines: dict[str, Line] = {}
+    roles: dict[Line, str | None] = {None: role}
     items: list[Item] = []
     for node in nodes:
         if isinstance(node, Input):
@@ -81,15 +88,28 @@ def loosen(nodes: Iterable[Node], base: Line = None) -> list[Item]:
             line = lines.get(node.context or "")
         lines[node.id] = line
         loose = replace(node, context=None, branch=None)
-        items.append(Item(line, replace(loose, tips=()) if isinstance(loose, Join) else loose))
+        if isinstance(loose, Join):
+            loose = replace(loose, tips=())
+        items.append(Item(line, loose, None if isinstance(node, Return) else roles.get(line)))
+        _note_roles(roles, line, node)
     return items
+
+
+def _note_roles(roles: dict[Line, str | None], line: Line, node: Node) -> None:
+    """What turns are open after a node."""
+    if isinstance(node, RoleBegin):
+        roles[line] = node.role
+    elif isinstance(node, RoleEnd):
+        roles[line] = None
+    elif isinstance(node, Fork):
+        roles.update({(node.id, index): roles.get(line) for index in range(node.size)})
 
 
 def link(items: Sequence[Item], base: Line = None, outside: Mapping[Line, str] | None = None) -> Iterator[Node]:
     """The items as nodes in order. `base`: the line that the graph continues; `outside`: the tips of lines around it."""
     tips: dict[Line, str] = {}
     around = outside or {}
-    for line, node in items:
+    for line, node, _ in items:
         context, branch = tips.get(line), None
         if context is None and line is not None and line != base:
             context, branch = line
@@ -170,7 +190,7 @@ def translated_expression(expression: Expression, translate: Translate) -> Expre
 
 
 def _translated_way(way: Way, translate: Translate) -> Way:
-    items = tuple(Item(item.line, translated(item.node, translate)) for item in way.items)
+    items = tuple(item._replace(node=translated(item.node, translate)) for item in way.items)
     return Way(way.values, items, tuple((key, translated_expression(e, translate)) for key, e in way.results))
 
 
@@ -211,6 +231,6 @@ def _as_piece(expression: Expression) -> Piece:
     return expression if isinstance(expression, Reference) else Plain("")
 
 
-def skeleton(item: Item) -> tuple[Line, Node]:
+def skeleton(item: Item) -> Item:
     """What has to be equal for two items to be one: all but what is in the holes."""
-    return item.line, filled(item.node, [Constant(None)] * len(holes(item.node)))
+    return item._replace(node=filled(item.node, [Constant(None)] * len(holes(item.node))))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...errors import Origin
-from ...ir.nodes import Break, Expression, Fork, Join, Operation, Reference, RoleBegin, RoleEnd, references_in
+from ...ir.nodes import Break, Expression, Fork, Join, Operation, Reference, references_in
 from .decisions import Decision, Group
 from .items import (
     Item,
@@ -60,6 +60,7 @@ class _Draft:
 
     id: str
     line: Line
+    role: str | None
     ways: list[tuple[Group, list[Item]]]
     results: list[dict[str, Expression]] = field(default_factory=list)
 
@@ -99,20 +100,21 @@ class _Meeting:
         lines = dict.fromkeys(_base(item.line, forks, parts) for items in parts.values() for item in items)
         for line in lines:
             ways = {k: [i for i in items if _base(i.line, forks, parts) == line] for k, items in parts.items()}
-            self._add(line, ways, next(items[0].node.id for items in ways.values() if items))
+            self._add(line, ways, next(items[0] for items in ways.values() if items))
 
-    def _add(self, line: Line, ways: dict[int, list[Item]], name: str) -> _Draft:
+    def _add(self, line: Line, ways: dict[int, list[Item]], first: Item) -> _Draft:
+        """A Region on `line`, called by the first item in it, or after it if it is empty."""
         count = len(self._values)
-        region_id = f"{self._on.node_id}?{name}"
+        region_id = f"{self._on.node_id}?{first.node.id}"
         inner = {each for items in ways.values() for each in _region_ids(items)}
         while region_id in inner:
             region_id += "'"
-        draft = _Draft(region_id, line, [], [{} for _ in range(count)])
+        draft = _Draft(region_id, line, first.role, [], [{} for _ in range(count)])
         for k in range(count):
             own = {item.node.id: draft for item in ways.get(k, ())}
             self._homes[k].update(own)
             moved = [
-                Item(i.line, translated(i.node, partial(self._seen, way=k, inside=draft))) for i in ways.get(k, ())
+                i._replace(node=translated(i.node, partial(self._seen, way=k, inside=draft))) for i in ways.get(k, ())
             ]
             draft.ways.append((self._values[k], moved))
         self._out.append(draft)
@@ -121,19 +123,19 @@ class _Meeting:
     def _meet(self, found: dict[int, Item]) -> None:
         """A common item. Where the ways mention different values in it, a Region before it says which."""
         first = next(iter(found))
-        line, node = found[first]
+        node = found[first].node
         filling: list[Expression] = []
         for number, expressions in enumerate(zip(*(holes(item.node) for item in found.values()), strict=True)):
             by_way = dict(zip(found, expressions, strict=True))
             if all(e == by_way[first] for e in expressions):
                 filling.append(translated_expression(by_way[first], partial(self._seen, way=first)))
             else:
-                filling.append(self._one_of(f"{node.id}.{number}", line, by_way))
+                filling.append(self._one_of(f"{node.id}.{number}", found[first], by_way))
         common = filled(node, filling) if filling else translated(node, partial(self._seen, way=first))
-        self._out.append(Item(line, common))
+        self._out.append(found[first]._replace(node=common))
 
-    def _one_of(self, key: str, line: Line, by_way: dict[int, Expression]) -> Reference:
-        draft = self._region_that_sees(by_way) or self._add(line, {}, key)
+    def _one_of(self, key: str, item: Item, by_way: dict[int, Expression]) -> Reference:
+        draft = self._region_that_sees(by_way) or self._add(item.line, {}, item)
         for k, expression in by_way.items():
             draft.results[k][key] = translated_expression(expression, partial(self._seen, way=k, inside=draft))
         return Reference(draft.id, (Operation("item", (key,)),))
@@ -163,7 +165,7 @@ class _Meeting:
             for (values, items), results in zip(draft.ways, draft.results, strict=True)
         )
         region = Region(id=draft.id, on=self._on, ways=ways, assumed=self._assumed, origin=self._origin)
-        return Item(draft.line, region)
+        return Item(draft.line, region, draft.role)
 
 
 def _id_at(paths: Sequence[Sequence[Item]], places: tuple[int, ...]) -> str:
@@ -192,7 +194,6 @@ def _base(line: Line, forks: set[str], parts: dict[int, list[Item]]) -> Line:
 def _anchors(paths: Sequence[Sequence[Item]]) -> list[tuple[int, ...]]:
     """Places of the items that all paths have in common, in order; the longest common end comes first of all."""
     places = [{item.node.id: i for i, item in enumerate(path)} for path in paths]
-    roles = [_roles_before(path) for path in paths]
     last = tuple(len(path) for path in paths)
     found: list[tuple[int, ...]] = []
     for item in reversed(paths[0]):
@@ -200,7 +201,7 @@ def _anchors(paths: Sequence[Sequence[Item]]) -> list[tuple[int, ...]]:
         if any(w < 0 or w >= bound for w, bound in zip(where, last, strict=True)):
             continue
         bare = [skeleton(path[w]) for path, w in zip(paths, where, strict=True)]
-        if all(each == bare[0] for each in bare) and len({role[w] for role, w in zip(roles, where, strict=True)}) == 1:
+        if all(each == bare[0] for each in bare):
             found.append(where)
             last = where
     return _connected(paths, found[::-1])
@@ -231,19 +232,3 @@ def _forks_needed(item: Item) -> set[str]:
     if isinstance(item.node, Region):
         needed.update(fork for way in item.node.ways for inner in way.items for fork in _forks_needed(inner))
     return needed
-
-
-def _roles_before(path: Sequence[Item]) -> list[str]:
-    """The turn that each item stands in, as far as this stretch of the path says; "?" for the turn open before it."""
-    open_at: dict[Line, str] = {}
-    found: list[str] = []
-    for item in path:
-        role = open_at.get(item.line, "?")
-        found.append(role)
-        if isinstance(item.node, RoleBegin):
-            open_at[item.line] = item.node.role
-        elif isinstance(item.node, RoleEnd):
-            open_at[item.line] = "none"
-        elif isinstance(item.node, Fork):
-            open_at.update({(item.node.id, i): role for i in range(item.node.size)})
-    return found
