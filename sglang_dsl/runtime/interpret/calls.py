@@ -22,6 +22,7 @@ from .machine import Machine
 from .model import Model
 from .prompt import Prompt
 from .seeds import node_seed, own_seed
+from .threads import Job
 
 
 def check_gen(machine: Machine, entry: Entry) -> None:
@@ -219,7 +220,7 @@ class GenCall(_Call):
             self._accepted(result, text, value)
         else:
             judge = partial(self._judge, self.machine.registry[self.gen.validator], result, text, value)
-            self.machine.post(partial(self.machine.tool_threads.put, judge))
+            self.machine.post(partial(self.machine.tool_threads.put, Job(judge)))
 
     def _judge(self, validator: Callable[[Any], Any], result: GenerateResult, text: str, value: Any) -> None:
         """Ask the program's validator, on a tool's thread: it may take its time."""

@@ -27,6 +27,7 @@ from ...ir.execution import Event, EventKind, Outcome, RunSpec
 from ...ir.nodes import Gen, Node, data_of
 from ..plan.critical import longest_path
 from ..schedule.request import Request, Sink
+from .alarms import Alarms
 from .awaited import Awaited
 from .budget import Budget
 from .entry import Entry, Scope
@@ -85,6 +86,7 @@ class Machine:
         self.leases = Leases(self.post)
         self.pure_calls: dict[tuple[str, str], Entry] = {}  # (tool, its arguments as JSON)
         self.tool_threads = ToolThreads()
+        self.tool_limits = Alarms()
         self.on_idle: Callable[[], None] = _nothing
         self._sealed = False
         self._idle = False

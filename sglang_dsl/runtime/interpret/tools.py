@@ -12,17 +12,18 @@ import contextvars
 import inspect
 import json
 import logging
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ...errors import DeadlineError, SpecError, ToolError
+from ...errors import DeadlineError, DslError, SpecError, ToolError
 from ...ir.evaluation import evaluate
 from ...ir.execution import Event, Outcome
 from ...ir.nodes import Tool
+from .alarms import Alarm
 from .entry import Entry
 from .machine import Machine
+from .threads import Job
 
 IDEMPOTENT_ATTEMPTS = 3
 
@@ -67,42 +68,42 @@ def _share(machine: Machine, entry: Entry, first: Entry) -> None:
 
 
 class ToolCall:
-    """One call of a tool."""
+    """One call of a tool. Its timeout counts from its start, the run's deadline also while it is queued."""
 
     def __init__(self, machine: Machine, entry: Entry, tool: Tool, arguments: str) -> None:
         self.machine = machine
         self.entry = entry
         self.tool = tool
         self.arguments = arguments
-        self.timer: threading.Timer | None = None
+        self.job = Job(self._work)
+        self.limits: list[Alarm] = []
 
     def begin(self) -> None:
-        """Queue the call, and a timer if it has a limit."""
-        limit_s = self._limit_s()
+        """Queue the call. Raises DeadlineError where the run's deadline has passed."""
         self.entry.stop = self._stopped
-        if limit_s is not None:
-            self.timer = threading.Timer(limit_s, self._timed_out, [limit_s])
-            self.timer.daemon = True
-            self.machine.post(self.timer.start)
-        self.machine.post(partial(self.machine.tool_threads.put, self._work))
-
-    def _limit_s(self) -> float | None:
         left_s = self.machine.budget.seconds_left(self.entry)
-        limits = [s for s in (left_s, self.tool.timeout_s) if s is not None]
-        return min(limits, default=None)
+        if left_s is not None:
+            self.machine.post(partial(self._end_after, left_s, self._out_of_time))
+        self.machine.post(partial(self.machine.tool_threads.put, self.job))
+
+    def _end_after(self, seconds: float, ending: Callable[[], None]) -> None:
+        self.limits.append(self.machine.tool_limits.after(seconds, ending))
 
     def _work(self) -> None:
         with self.machine.turn():
             if self.entry.ended:
+                self._lift_limits()
                 return
             self.machine.emit(Event(kind="started", node_id=self.entry.id, at_s=self.machine.now()))
+            if self.tool.timeout_s is not None:
+                self.machine.post(partial(self._end_after, self.tool.timeout_s, self._timed_out))
         try:
             value = self._call_again_while_idempotent()
         except Exception as error:  # noqa: BLE001 - a tool is foreign code; its fault is its node's
             self._failed(f"raised {type(error).__name__}: {error}", error)
             return
         with self.machine.turn():
-            self._stop_timer()
+            self._lift_limits()
             self.machine.finish(self.entry, Outcome(value=value))
 
     def _call_again_while_idempotent(self) -> Any:
@@ -126,26 +127,30 @@ class ToolCall:
             origin=self.tool.origin,
         )
         error.__cause__ = cause
+        self._fail(error)
+
+    def _fail(self, error: DslError) -> None:
         with self.machine.turn():
-            self._stop_timer()
+            self._lift_limits()
             if not self.entry.ended:
                 self.machine.fail(self.entry, error)
 
-    def _timed_out(self, limit_s: float) -> None:
-        if self.tool.timeout_s is not None and limit_s >= self.tool.timeout_s:
-            self._failed(f"did not answer within {self.tool.timeout_s} s")
-            return
-        with self.machine.turn():
-            if not self.entry.ended:
-                error = DeadlineError(f"the run's deadline passed while tool {self.tool.tool!r} was at work")
-                self.machine.fail(self.entry, error.at(self.tool.origin))
+    def _timed_out(self) -> None:
+        self._failed(f"did not answer within {self.tool.timeout_s} s")
+        self.machine.tool_threads.abandon(self.job)
+
+    def _out_of_time(self) -> None:
+        error = DeadlineError(f"the run's deadline passed while tool {self.tool.tool!r} was at work")
+        self._fail(error.at(self.tool.origin))
+        self.machine.tool_threads.abandon(self.job)
 
     def _stopped(self, reason: str) -> None:
-        self._stop_timer()
+        self._lift_limits()
+        self.machine.tool_threads.abandon(self.job)
 
-    def _stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
+    def _lift_limits(self) -> None:
+        for limit in self.limits:
+            self.machine.tool_limits.cancel(limit)
 
 
 def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
