@@ -19,7 +19,9 @@ def check_of(output: Output, validate: Callable[[Any], Any] | None) -> Check | N
     """
     if validate is None:
         return (
-            (f"type:{_named(getattr(output.convert, 'wanted', output.convert))}", _Converts(output.convert)) if output.checks and output.convert else None
+            (f"type:{_named(getattr(output.convert, 'wanted', output.convert))}", _Converts(output.convert))
+            if output.checks and output.convert
+            else None
         )
     return f"validate:{_named(validate)}", _Accepts(output.convert, validate)
 

@@ -118,7 +118,9 @@ def _schema(wanted: Any) -> Output:
             hint="use int, float, bool, str, Literal, Enum, a dataclass, TypedDict, pydantic model or a JSON schema dict",
         ) from error
 
-    return Output(ConstraintSpec.json_schema(_closed(schema)), "json", Converted(wanted, adapter), checks=not _says_all(wanted))
+    return Output(
+        ConstraintSpec.json_schema(_closed(schema)), "json", Converted(wanted, adapter), checks=not _says_all(wanted)
+    )
 
 
 @dataclass(frozen=True, slots=True)
