@@ -1,6 +1,7 @@
-"""Tree of thought: propose steps, let the model judge them, go deeper from the best.
+"""Tree of thought: propose steps side by side, let the model pick one, go deeper from there.
 
-Every proposal of a level shares everything above it, so a level costs its own tokens only.
+Every proposal of a level shares everything above it, so a level costs its own tokens only. The whole program can be
+traced, stored and run without this file: its only decision is a `select`.
 
     sglang-dsl run examples/tree_of_thought.py
 """
@@ -16,29 +17,28 @@ PROBLEM = (
     "that lie two, three and five hours away. The storm comes in fourteen hours. Plan the trips."
 )
 LENSES = ("the fastest way", "the safest way", "the way that is kindest to the dogs", "the way with the least weight")
-GRADES = ("poor", "fair", "good")
 
 
 @program
 def explore(s: State, problem: str, depth: int = 2) -> list[str]:
-    """One thought per level: the best-graded of `len(LENSES)` proposals, each made in a branch of its own."""
-    s += user(f"{problem}\nThink in short steps.")
+    """One thought per level: the one the model picks of `len(LENSES)` proposals, each made in a branch of its own."""
+    thought = gen("thought", max_tokens=40, temperature=0, stop="\n")
+    pick = select("pick", [str(number) for number in range(1, len(LENSES) + 1)])
     chosen: list[str] = []
+    s += user(f"{problem}\nThink in short steps.")
     with s.assistant():
-        for level in range(depth):
-            thought = gen("thought", max_tokens=40, temperature=0, stop="\n")
-            grade = select("grade", GRADES)
+        for level in range(1, depth + 1):
             branches = s.fork(len(LENSES))
             for branch, lens in zip(branches, LENSES, strict=True):
-                branch += f"\nStep {level + 1}, {lens}:"
+                branch += f"\nStep {level}, {lens}:"
                 branch += thought
-                branch += "\nThis step is "
-                branch += grade
             thoughts = branches.join(thought)
-            grades = [branch[grade] for branch in branches]
-            best = max(range(len(LENSES)), key=lambda i: GRADES.index(grades[i]))
-            chosen.append(thoughts[best].strip())
-            s += f"\nStep {level + 1}: {chosen[-1]}"
+            for number in range(len(LENSES)):
+                s += f"\nProposal {number + 1}:{thoughts[number]}"
+            s += "\nThe best proposal is number "
+            s += pick
+            chosen.append(thoughts[int(s[pick]) - 1].strip())
+            s += f"\nStep {level}: {chosen[-1]}"
     return chosen
 
 

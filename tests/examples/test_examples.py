@@ -45,14 +45,14 @@ def test_support_agent_answer_outside_the_schema_is_never_returned() -> None:
         triage.run(tickets(2), options=RunOptions(backend=backend))
 
 
-def test_tree_of_thought_keeps_the_best_graded_step() -> None:
+def test_tree_of_thought_goes_on_from_the_picked_proposal() -> None:
     backend = mock(
-        {"thought": [f" take sledge {i}\n" for i in range(8)], "plan": ["Go at dawn."]},
-        scores=lambda call, choice: {"poor": -3.0, "fair": -2.0, "good": -1.0}[choice],
+        {"thought": [f" take sledge {i}\n" for i in range(8)], "pick": ["1", "3"], "plan": ["Go at dawn."]},
     )
     result = summary.run(PROBLEM, options=RunOptions(backend=backend))
-    assert result.value == "take sledge 0 / take sledge 4 => Go at dawn."
-    assert backend.calls("grade").count == 2 * len(LENSES)
+    assert result.value == "take sledge 0 / take sledge 6 => Go at dawn."
+    assert backend.calls("thought").count == 2 * len(LENSES)
+    assert "\nStep 1: take sledge 0\nStep 2, the fastest way:" in backend.calls("thought")[4].prompt
 
 
 def test_few_shot_select_returns_one_kind_per_message() -> None:
