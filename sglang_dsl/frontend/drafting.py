@@ -304,7 +304,7 @@ class Statement:
             pieces=tuple(self._pieces),
         )
         self.nodes.append(text)
-        self._pieces.clear()
+        self._pieces = []
         self._tip = text.id
         self._branch = None
 

@@ -78,8 +78,7 @@ class Expression:
             origin=caller_origin(),
         )
 
-    def __hash__(self) -> int:
-        return object.__hash__(self)
+    __hash__ = object.__hash__
 
     def __str__(self) -> str:
         raise ProgramError(

@@ -116,7 +116,7 @@ class LiveRecorder:
             self._shown.append(error)
             raise
         self.graph.extend(nodes)
-        self.appended.extend(nodes)
+        self.appended += nodes
         for follower in self.followers:
             follower()
 
