@@ -196,7 +196,8 @@ class Statement:
         return self._place(kind, context, branch, fields)
 
     def _place(self, kind: type[Node], context: str | None, branch: int | None, fields: dict[str, Any]) -> str:
-        node_id = self._next_id()
+        part = len(self.nodes)
+        node_id = f"{self._base}.{part}{self._suffix}" if part else self._base + self._suffix
         node = kind(
             id=node_id,
             context=context,
@@ -208,10 +209,6 @@ class Statement:
         )
         self.nodes.append(node)
         return node_id
-
-    def _next_id(self) -> str:
-        part = len(self.nodes)
-        return f"{self._base}.{part}{self._suffix}" if part else self._base + self._suffix
 
     def bind(self, handle: Handle[Any], bound: Bound) -> None:
         """Make a handle, and its name, stand for a value."""
@@ -294,18 +291,8 @@ class Statement:
                 names[handle.name] = bound
 
     def _push_text(self) -> None:
-        text = Text(
-            id=self._next_id(),
-            context=self._tip,
-            branch=self._branch,
-            control=self._line.control,
-            scope=self._scope,
-            origin=self._origin,
-            pieces=tuple(self._pieces),
-        )
-        self.nodes.append(text)
+        self._tip = self._place(Text, self._tip, self._branch, {"pieces": tuple(self._pieces)})
         self._pieces = []
-        self._tip = text.id
         self._branch = None
 
 

@@ -47,10 +47,11 @@ class Graph:
 
     def extend(self, nodes: Iterable[Node]) -> None:
         """`append` each. Raises like `append`; the nodes before the refused one stay."""
+        taken = self._nodes
         for node in nodes:
-            if self._frozen or node.id in self._nodes:
+            if self._frozen or node.id in taken:
                 self.append(node)
-            self._nodes[node.id] = node
+            taken[node.id] = node
 
     def freeze(self) -> Graph:
         """No more appends. Returns itself."""
