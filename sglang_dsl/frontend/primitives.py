@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, get_args, overloa
 
 from ..errors import ConstraintError, DslError, SpecError
 from ..ir.nodes import Reasoning
-from ..ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec, SelectMethod
+from ..ir.specs import ConstraintSpec, SamplingSpec, SelectMethod
 from .checks import Partly, check_of
 from .expressions import Generation, Mention, Picture, RawText, Selection
 from .outputs import TEXT, Output, output_of
@@ -27,7 +27,7 @@ Class: TypeAlias = type[T]  # inside `gen`, `type` is an option
 class GenOptions(TypedDict, total=False):
     """Options of `gen` that do not change the type of its value; see there."""
 
-    max_tokens: int
+    max_tokens: int | None
     min_tokens: int
     temperature: float
     top_p: float
@@ -78,7 +78,7 @@ def gen(
 def gen(
     name: str | None = None,
     *,
-    max_tokens: int = DEFAULT_MAX_TOKENS,
+    max_tokens: int | None = None,
     min_tokens: int = 0,
     temperature: float = 1.0,
     top_p: float = 1.0,
@@ -230,7 +230,7 @@ def image(source: Any) -> Picture:
 
 @lru_cache(maxsize=1024, typed=True)  # a program makes the same call many times; checking its options takes longer
 def _sampling(
-    max_tokens: int,
+    max_tokens: int | None,
     min_tokens: int,
     temperature: float,
     top_p: float,

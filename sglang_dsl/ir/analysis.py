@@ -196,7 +196,7 @@ def generated_bound(node: Node) -> int:
     """
     match node:
         case Gen():
-            return node.sampling.max_tokens
+            return node.sampling.most_tokens
         case Select():
             return 1
     inner = [critical_path(graph).weight for graph in subgraphs(node)]

@@ -121,7 +121,7 @@ class _Count:
             self.computed += self.tokens[above.id] * self.times[above.id]
         self.ready.add(node.id)
         report = self.meter.audit(node.constraint) if isinstance(node, Gen) and node.constraint is not None else None
-        bound = node.sampling.max_tokens if isinstance(node, Gen) else _choice_tokens(node, self.meter)
+        bound = node.sampling.most_tokens if isinstance(node, Gen) else _choice_tokens(node, self.meter)
         self.calls.append(
             CallCost(
                 node_id=node.id,

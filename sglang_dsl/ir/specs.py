@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, Protocol, get_args
 
 from ..errors import SpecError
@@ -45,13 +45,13 @@ def _number(
 class SamplingSpec:
     """How one call's tokens are chosen and when it stops.
 
-    temperature 0 means greedy. `top_k` 0 means off. `stop` strings and `stop_regex` are matched against generated
+    max_tokens None means as many as there is room for, at most 256. temperature 0 means greedy. `top_k` 0 means off. `stop` strings and `stop_regex` are matched against generated
     text only, never the prompt; the earliest match wins; the match is dropped from the text unless `include_stop`.
     `seed` None means: derived from the run's seed and the node id. `logprobs` None means none, k means the chosen
     token's and the k best per position (0 = chosen only).
     """
 
-    max_tokens: int = DEFAULT_MAX_TOKENS
+    max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float = 1.0
     top_p: float = 1.0
@@ -70,7 +70,8 @@ class SamplingSpec:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _number("max_tokens", self.max_tokens, 1, whole=True)
+        if self.max_tokens is not None:
+            _number("max_tokens", self.max_tokens, 1, whole=True)
         _number("min_tokens", self.min_tokens, 0, whole=True)
         _number("temperature", self.temperature, 0)
         _number("top_p", self.top_p, 0, 1)
@@ -91,10 +92,25 @@ class SamplingSpec:
         for text in self.stop + self.stop_regex:
             if not isinstance(text, str) or not text:
                 raise SpecError(f"stop {text!r} is not a non-empty string", hint="leave `stop` out to have none")
-        if self.min_tokens > self.max_tokens:
+        if self.min_tokens > self.most_tokens:
             raise SpecError(
-                f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}", hint="lower min_tokens"
+                f"min_tokens={self.min_tokens} is more than max_tokens={self.most_tokens}",
+                hint="lower min_tokens, or raise max_tokens",
             )
+
+    @property
+    def most_tokens(self) -> int:
+        """What may be generated at most: `max_tokens`, or its default."""
+        return DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+
+    def fitting(self, prompt_tokens: int, context_tokens: int) -> SamplingSpec:
+        """These options after a prompt of so many tokens. What was not asked for is clamped to what is left, one token at
+        least; a given `max_tokens` stays as it is.
+        """
+        if self.max_tokens is not None:
+            return self
+        left = max(1, self.min_tokens, context_tokens - prompt_tokens)
+        return replace(self, max_tokens=min(DEFAULT_MAX_TOKENS, left))
 
     @property
     def greedy(self) -> bool:

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_dsl import State, gen, program, select
 from sglang_dsl.errors import ContextLengthError, JoinError
-from sglang_dsl.ir.specs import RunOptions
+from sglang_dsl.ir.specs import RunOptions, SamplingSpec
 from sglang_dsl.runtime.backends.mock import mock
 
 CONTEXT = 64
@@ -116,3 +116,28 @@ def test_select_whose_longest_choice_does_not_fit_is_refused_with_the_counts():
             choose.run(58, options=RunOptions(backend=backend))
         assert isinstance(caught.value, ContextLengthError)
         assert caught.value.context_tokens == CONTEXT
+
+
+@pytest.mark.parametrize("prompt_tokens", [10, 62, 63, 64, 65])
+def test_call_without_max_tokens_gets_what_is_left_of_the_context(prompt_tokens):
+    @program
+    def wish(s: State):
+        s += words(prompt_tokens)
+        s += gen("x")
+        return s["x"]
+
+    with chatty() as backend:
+        if prompt_tokens < CONTEXT:
+            result = wish.run(options=RunOptions(backend=backend))
+            assert result.state.meta("x").generated_tokens == CONTEXT - prompt_tokens
+            assert result.state.meta("x").finish_reason == "length"
+            return
+        with pytest.raises(ContextLengthError):
+            wish.run(options=RunOptions(backend=backend))
+
+
+def test_native_request_without_max_tokens_gets_what_is_left_of_the_context():
+    with chatty() as backend:
+        prompt = tuple(backend.target.text.tokenizer.encode(words(60)))
+        result = backend.engine.generate(prompt, SamplingSpec(ignore_eos=True))
+    assert (result.generated_tokens, result.finish_reason) == (4, "length")

@@ -105,7 +105,7 @@ def notes(node: Node) -> Iterator[str]:
     """Short facts about a node, for badges and second lines."""
     match node:
         case Gen():
-            yield f"max {node.sampling.max_tokens}"
+            yield f"max {node.sampling.most_tokens}"
             yield "greedy" if node.sampling.greedy else f"T {node.sampling.temperature:g}"
             if node.constraint is not None:
                 yield node.constraint.kind.replace("_", " ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ...errors import SamplingError, SpecError
 from ..schedule.request import GenerateRequest, Request
@@ -26,6 +27,13 @@ def check_request(request: Request, info: WorkerInfo) -> None:
         raise SpecError("there is no continuation to score", hint="give at least one")
     for continuation in request.continuations:
         _check_ids("continuations", continuation, info.vocab_size)
+
+
+def fitted(request: Request, info: WorkerInfo) -> Request:
+    """The request with what it left open decided: a generation that names no `max_tokens` gets what there is room for."""
+    if not isinstance(request, GenerateRequest) or request.sampling.max_tokens is not None:
+        return request
+    return replace(request, sampling=request.sampling.fitting(len(request.prompt_ids), info.context_tokens))
 
 
 def _check_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:

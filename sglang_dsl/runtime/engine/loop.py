@@ -23,7 +23,7 @@ from ..schedule.request import GenerateRequest, LeaseId, Request, Sink
 from ..schedule.scheduler import Scheduler
 from ..schedule.step import StepPlan, StepResult
 from ..text.protocol import Tokenizer
-from .border import check_request
+from .border import check_request, fitted
 from .calls import Call
 from .clock import Clock
 from .config import EngineConfig
@@ -198,6 +198,7 @@ class Loop:
         if call.request_id in self._live:
             raise SpecError(f"request id {call.request_id!r} is in use", hint="use each id once")
         check_request(call.request, self._worker.info)
+        call.request = fitted(call.request, self._worker.info)
         call.open_output(self._tokenizer)
         return self._prepare(call.request)
 

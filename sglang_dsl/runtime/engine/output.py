@@ -20,7 +20,7 @@ class SequenceOutput:
 
     def __init__(self, request: GenerateRequest, tokenizer: Tokenizer) -> None:
         self._text = OutputText(tokenizer, request.sampling)
-        self._max_tokens = request.sampling.max_tokens
+        self._max_tokens = request.sampling.most_tokens
         self._scores: list[TokenScore] = []
         self.generated_tokens = 0
         self.finish_reason: FinishReason | None = None

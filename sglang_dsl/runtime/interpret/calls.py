@@ -40,7 +40,8 @@ def check_gen(machine: Machine, entry: Entry) -> None:
     check_heal(gen)
     if gen.validator is not None and gen.validator not in machine.registry:
         raise SpecError(f"no validator is registered as {gen.validator!r}", origin=gen.origin)
-    model.check_length(model.known_tokens(entry.context), gen.sampling.max_tokens, entry)
+    wanted = gen.sampling.max_tokens or max(1, gen.sampling.min_tokens)  # not given: what is left, so one at least
+    model.check_length(model.known_tokens(entry.context), wanted, entry)
 
 
 def check_select(machine: Machine, entry: Entry) -> None:
@@ -177,7 +178,8 @@ class GenCall(_Call):
         constraint = self.gen.constraint if constrained else None
         if self.healed is not None:
             prompt_ids, constraint, self.unsaid = self.healed.prompt_ids, self.healed.constraint, self.healed.text
-        self.model.check_length(len(prompt_ids), sampling.max_tokens, self.entry)
+        sampling = sampling.fitting(len(prompt_ids), self.target.info.context_tokens)
+        self.model.check_length(len(prompt_ids), sampling.most_tokens, self.entry)
         self.machine.budget.check(self.entry)
         deadline_s = self.deadline_s(self.gen.timeout_s)
         options = self.machine.spec.options

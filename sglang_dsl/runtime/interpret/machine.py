@@ -412,7 +412,7 @@ def _followers(entry: Entry) -> Iterator[Entry]:
 
 
 def _most_tokens(entry: Entry) -> int:
-    return entry.node.sampling.max_tokens if isinstance(entry.node, Gen) and not entry.ended else 0
+    return entry.node.sampling.most_tokens if isinstance(entry.node, Gen) and not entry.ended else 0
 
 
 def _raise_error_of(entry: Entry) -> None:

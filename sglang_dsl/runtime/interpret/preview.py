@@ -117,7 +117,7 @@ class _Draft:
 
     def _bound(self, node: Gen | Select) -> int:
         if isinstance(node, Gen):
-            return node.sampling.max_tokens
+            return node.sampling.most_tokens
         return max((self._count(choice) for choice in node.choices if isinstance(choice, str)), default=0)
 
     def _size(self, segment: Segment) -> int:

@@ -83,7 +83,7 @@ def refuse_impossible(request: Request, facts: WorkerFacts) -> None:
 
 def _new_tokens(request: Request) -> int:
     if isinstance(request, GenerateRequest):
-        return request.sampling.max_tokens
+        return request.sampling.most_tokens
     return max(map(len, request.continuations))
 
 

@@ -81,7 +81,7 @@ class Sequence:
     @property
     def max_new(self) -> int:
         """Tokens it may still generate."""
-        return self.request.sampling.max_tokens - self.generated if isinstance(self.request, GenerateRequest) else 0
+        return self.request.sampling.most_tokens - self.generated if isinstance(self.request, GenerateRequest) else 0
 
     @property
     def cacheable(self) -> bool:

@@ -27,7 +27,7 @@ class Playing:
         constraint = None if reply.unchecked else opened.constraint
         self._compiled = None if constraint is None else compile_constraint(constraint)
         self._matcher = None if self._compiled is None else self._compiled.matcher(tokenizer.token_bytes)
-        self._silent = min(reply.silent_tokens, opened.sampling.max_tokens)
+        self._silent = min(reply.silent_tokens, opened.sampling.most_tokens)
         self._tokens = [(tokenizer.silence_id, Piece(""))] * self._silent + self._scripted()
 
     def replay(self, token_id: int) -> None:

@@ -103,7 +103,7 @@ class MockTarget:
         if reply is None:
             raise unscripted(call, self._script.script)
         if reply.max_tokens is not None:
-            most = min(reply.max_tokens, request.sampling.max_tokens)
+            most = min(reply.max_tokens, request.sampling.most_tokens)
             sampling = replace(request.sampling, max_tokens=most, min_tokens=min(request.sampling.min_tokens, most))
             request = replace(request, sampling=sampling)
         self._worker.assign(request, reply)
