@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
+from .construction import quick_init
 from .expressions import Concat as Concat
 from .expressions import Constant as Constant
 from .expressions import DictOf as DictOf
@@ -35,6 +36,7 @@ from .specs import ConstraintSpec, Decode, JoinMode, SamplingSpec, SelectMethod
 Role: TypeAlias = str  # "system" | "user" | "assistant" | "tool" | whatever the model's template knows
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input(Node):
     """A program argument that is not known while tracing.
@@ -49,6 +51,7 @@ class Input(Node):
     structure: Json = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text(Node):
     """Text appended to the state."""
@@ -62,6 +65,7 @@ class Text(Node):
         return self.pieces
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleBegin(Node):
     """A turn opens. What it reads as is a fact of the model's template, decided in `runtime/text`."""
@@ -71,6 +75,7 @@ class RoleBegin(Node):
     role: Role
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleEnd(Node):
     """The turn closes."""
@@ -80,6 +85,7 @@ class RoleEnd(Node):
     role: Role
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gen(Node):
     """One model call that appends what it generates.
@@ -114,6 +120,7 @@ class Reasoning:
     budget_tokens: int | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Select(Node):
     """The best of several texts under the model, appended to the state."""
@@ -130,6 +137,7 @@ class Select(Node):
         return self.choices
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork(Node):
     """The state splits into `size` branches that share everything so far. `size` may be an Input's value (traced)."""
@@ -139,6 +147,7 @@ class Fork(Node):
     size: int
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Join(Node):
     """Branches of one fork come together in the parent.
@@ -163,6 +172,7 @@ class Join(Node):
         return self.values
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool(Node):
     """A registered Python function, called with JSON arguments. Appends nothing by itself; its value is JSON."""
@@ -190,6 +200,7 @@ class Arm:
     result: Expression | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch(Node):
     """Exactly one arm runs, chosen by the value of `on`. Arms continue this node's context; what follows hangs on it.
@@ -209,6 +220,7 @@ class Switch(Node):
         return (self.on,)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loop(Node):
     """`body` repeats in this node's context until the value of `until` (a name bound in the body) is `stop_value`, at most `limit` times."""
@@ -223,6 +235,7 @@ class Loop(Node):
     result: Expression | None = None
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Map(Node):
     """`body` once per item of `items`, each in a branch of its own; `item` is the id of the Input inside the body."""
@@ -240,6 +253,7 @@ class Map(Node):
         return (self.items,)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Break(Node):
     """Tracing could not follow the body past here: `reason` says what Python asked of a value that does not exist yet."""
@@ -254,6 +268,7 @@ class Break(Node):
         return (self.on,)
 
 
+@quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Return(Node):
     """What the program returns."""
