@@ -17,7 +17,7 @@ SHOTS = (
     ("The colours are even nicer than in the picture.", "praise"),
     ("Two of the six pegs were bent when I opened the bag.", "complaint"),
 )
-KINDS = ("complaint", "question", "praise")
+KINDS = (" complaint", " question", " praise")  # for the model a word and the blank before it are one token
 MESSAGES = (
     "The stove arrived without its pump.",
     "Can I rent the canoe for half a day?",
@@ -36,7 +36,7 @@ def classify(s: State, messages: list[str]) -> list[str]:
         s += f"Message: {text}\nKind: {label}\n\n"
     branches = s.fork(len(messages))
     for branch, message in zip(branches, messages, strict=True):
-        branch += f"Message: {message}\nKind: "
+        branch += f"Message: {message}\nKind:"
         branch += kind
     return branches.join(kind)
 
@@ -45,7 +45,7 @@ def main() -> None:
     """Print each message with its kind."""
     result = classify.run(list(MESSAGES))
     for message, kind in zip(MESSAGES, result.value, strict=True):
-        print(f"{kind:<10} {message}")
+        print(f"{kind.strip():<10} {message}")
 
 
 if __name__ == "__main__":

@@ -30,15 +30,15 @@ def explore(s: State, problem: str, depth: int = 2) -> list[str]:
         for level in range(1, depth + 1):
             branches = s.fork(len(LENSES))
             for branch, lens in zip(branches, LENSES, strict=True):
-                branch += f"\nStep {level}, {lens}:"
+                branch += f"\nStep {level}, {lens}: first we"
                 branch += thought
             thoughts = branches.join(thought)
             for number in range(len(LENSES)):
-                s += f"\nProposal {number + 1}:{thoughts[number]}"
+                s += f"\nProposal {number + 1}: first we{thoughts[number]}"
             s += "\nThe best proposal is number "
             s += pick
             chosen.append(thoughts[int(s[pick]) - 1].strip())
-            s += f"\nStep {level}: {chosen[-1]}"
+            s += f"\nStep {level}: first we {chosen[-1]}"
     return chosen
 
 

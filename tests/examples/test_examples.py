@@ -52,7 +52,7 @@ def test_tree_of_thought_goes_on_from_the_picked_proposal() -> None:
     result = summary.run(PROBLEM, options=RunOptions(backend=backend))
     assert result.value == "take sledge 0 / take sledge 6 => Go at dawn."
     assert backend.calls("thought").count == 2 * len(LENSES)
-    assert "\nStep 1: take sledge 0\nStep 2, the fastest way:" in backend.calls("thought")[4].prompt
+    assert "\nStep 1: first we take sledge 0\nStep 2, the fastest way:" in backend.calls("thought")[4].prompt
 
 
 def test_few_shot_select_returns_one_kind_per_message() -> None:
