@@ -7,7 +7,7 @@ traces agree, and the graph does what the body does on values made to trip it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import ExportError, GraphError, Origin
 from ..ir.execution import RunSpec, execute
@@ -17,6 +17,7 @@ from ..ir.nodes import Break, Input, Json, Loop, Map, Node, Switch
 from ..ir.specs import RunOptions
 from ..ir.verify import verify
 from .session import Session
+from .traceable import Traceable
 from .tracer import traced
 from .tracing.decisions import Stop
 from .tracing.driving import driven, outside_of_loops
@@ -25,15 +26,12 @@ from .tracing.rehearsal import Call, Performance, Rehearsal
 from .tracing.samples import Samples, texts_for
 from .tracing.tags import Tags
 
-if TYPE_CHECKING:
-    from .program import Program
-
 TRIALS = 64
 MAX_TRIALS = 400  # up to here, each text that is tried comes up at each place
 
 
 def export(
-    program: Program[..., Any],
+    program: Traceable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
@@ -111,7 +109,7 @@ class _Trials:
     """Runs the body and the graph on the same values, and compares what they did."""
 
     def __init__(
-        self, program: Program[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], symbolic: tuple[str, ...],
+        self, program: Traceable, args: tuple[Any, ...], kwargs: dict[str, Any], symbolic: tuple[str, ...],
         graph: Graph,
     ) -> None:  # fmt: skip
         self._program = program
@@ -173,13 +171,13 @@ class _Trials:
         self, samples: Samples, given: Mapping[str, Any]
     ) -> tuple[Performance | None, Any, BaseException | None]:
         backend = Rehearsal(samples)
-        parameters = self._program._parameters
+        parameters = self._program.parameters
         args = tuple(given.get(name, value) for name, value in zip(parameters, self._args, strict=False))
         args += self._args[len(parameters) :]
         named = {k: v for k, v in given.items() if k not in parameters[: len(args)]}
         kwargs = {**self._kwargs, **named}
         session: Session[Any] = Session(
-            lambda state: self._program._call(state, args, kwargs),
+            lambda state: self._program.call(state, args, kwargs),
             RunSpec(program=self._program.name, options=RunOptions(backend=backend)),
             self._program.sites,
             self._program.origin,

@@ -60,9 +60,9 @@ class Program(Generic[P, R]):
         self.asynchronous = inspect.iscoroutinefunction(function)
         self.origin = origin or Origin(function.__code__.co_filename, function.__code__.co_firstlineno, self.name)
         self.sites = sites or Sites(self.name, function.__code__)
-        self._bound = dict(bound or {})
+        self.bound = dict(bound or {})
         self._method_of = method_of
-        self._parameters = _own_parameters(function) if parameters is None else parameters
+        self.parameters = _own_parameters(function) if parameters is None else parameters
 
     # calling inside another program ------------------------------------------------------------------------------
 
@@ -75,7 +75,7 @@ class Program(Generic[P, R]):
                 origin=caller_origin(),
             )
         inner = state._nested(self.name, self.function.__code__)
-        result: R = self._call(inner, args, kwargs)
+        result: R = self.call(inner, args, kwargs)
         return result
 
     def __get__(self, instance: object, owner: type | None = None) -> Program[..., R]:
@@ -85,30 +85,31 @@ class Program(Generic[P, R]):
 
     def bind(self, **arguments: Any) -> Program[..., R]:
         """The program with some arguments given; what a run states itself wins."""
-        unknown = [name for name in arguments if name not in self._parameters]
+        unknown = [name for name in arguments if name not in self.parameters]
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(self.function).parameters.values()):
             raise ProgramError(
-                f"{self.name} has no parameter {unknown[0]!r}; it has: {', '.join(self._parameters) or 'none'}",
+                f"{self.name} has no parameter {unknown[0]!r}; it has: {', '.join(self.parameters) or 'none'}",
                 hint="bind parameters of the program",
                 origin=caller_origin(),
             )
-        return self._copy(bound={**self._bound, **arguments})
+        return self._copy(bound={**self.bound, **arguments})
 
     def _copy(self, *, bound: Mapping[str, Any] | None = None, method_of: object = None) -> Program[..., R]:
         return Program(
             self.function,
             pure=self.pure,
             origin=self.origin,
-            bound=self._bound if bound is None else bound,
+            bound=self.bound if bound is None else bound,
             method_of=self._method_of if method_of is None else method_of,
             sites=self.sites,
-            parameters=self._parameters,
+            parameters=self.parameters,
         )
 
-    def _call(self, state: State, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if self._bound:
-            given = set(self._parameters[: len(args)])
-            kwargs = {**{name: value for name, value in self._bound.items() if name not in given}, **kwargs}
+    def call(self, state: State, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run the body on a state, with the bound arguments that are not given."""
+        if self.bound:
+            given = set(self.parameters[: len(args)])
+            kwargs = {**{name: value for name, value in self.bound.items() if name not in given}, **kwargs}
         if self._method_of is not None:
             return self.function(self._method_of, state, *args, **kwargs)
         return self.function(state, *args, **kwargs)
@@ -222,8 +223,8 @@ class Program(Generic[P, R]):
         """The graph, without a model. Arguments named in `symbolic` stay unknown. See `tracer.py`."""
         from .tracer import trace
 
-        symbolic = () if "symbolic" in self._parameters else kwargs.pop("symbolic", ())
-        strict = False if "strict" in self._parameters else kwargs.pop("strict", False)
+        symbolic = () if "symbolic" in self.parameters else kwargs.pop("symbolic", ())
+        strict = False if "strict" in self.parameters else kwargs.pop("strict", False)
         return trace(self, args, kwargs, symbolic=tuple(symbolic), strict=strict)
 
     @overload
@@ -247,17 +248,17 @@ class Program(Generic[P, R]):
         """
         from .export import export
 
-        symbolic = () if "symbolic" in self._parameters else kwargs.pop("symbolic", ())
-        registry = () if "registry" in self._parameters else kwargs.pop("registry", ())
-        trials = None if "trials" in self._parameters else kwargs.pop("trials", None)
+        symbolic = () if "symbolic" in self.parameters else kwargs.pop("symbolic", ())
+        registry = () if "registry" in self.parameters else kwargs.pop("registry", ())
+        trials = None if "trials" in self.parameters else kwargs.pop("trials", None)
         return export(self, args, kwargs, symbolic=symbolic, registry=registry, trials=trials)
 
     # inside ------------------------------------------------------------------------------------------------------
 
     def _split(self, args: Any, kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any], RunOptions]:
-        options = None if "options" in self._parameters else kwargs.pop("options", None)
+        options = None if "options" in self.parameters else kwargs.pop("options", None)
         for name in kwargs:
-            if name in _OPTION_NAMES and name not in self._parameters:
+            if name in _OPTION_NAMES and name not in self.parameters:
                 self._refuse_option(name)
         return args, kwargs, settled(options)
 
@@ -270,11 +271,11 @@ class Program(Generic[P, R]):
             )
 
     def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Session[R]:
-        arguments = {**self._bound, **dict(zip(self._parameters, args, strict=False)), **kwargs}
+        arguments = {**self.bound, **dict(zip(self.parameters, args, strict=False)), **kwargs}
         prediction = self._predicted(args, kwargs) if self.pure else None
         spec = RunSpec(program=self.name, options=options, arguments=arguments, prediction=prediction)
         return Session(
-            lambda state: self._call(state, args, kwargs), spec, self.sites, self.origin, asynchronous=self.asynchronous
+            lambda state: self.call(state, args, kwargs), spec, self.sites, self.origin, asynchronous=self.asynchronous
         )
 
     def _predicted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph | None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import DslError, Origin, ProgramError
 from ..ir.graph import Graph
 from ..ir.nodes import Constant, Node, Return
 from .drafting import Cursor, Line
 from .state import State
+from .traceable import Traceable
 from .tracing.decisions import Chooser, Decision, Stop
 from .tracing.driving import driven, outside_of_loops
 from .tracing.explore import explored
@@ -26,9 +27,6 @@ from .tracing.naming import renamed
 from .tracing.path import Path
 from .tracing.tags import Tags
 
-if TYPE_CHECKING:
-    from .program import Program
-
 
 @dataclass(frozen=True, slots=True)
 class Traced:
@@ -39,7 +37,7 @@ class Traced:
 
 
 def trace(
-    program: Program[..., Any],
+    program: Traceable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
@@ -59,7 +57,7 @@ def trace(
 
 
 def traced(
-    program: Program[..., Any],
+    program: Traceable,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
@@ -76,7 +74,7 @@ def traced(
 class _Tracer:
     """Runs the body as often as needed. Owner: one trace."""
 
-    def __init__(self, program: Program[..., Any], following: Trace, symbols: Symbols) -> None:
+    def __init__(self, program: Traceable, following: Trace, symbols: Symbols) -> None:
         self._program = program
         self._trace = following
         self._symbols = symbols
@@ -121,7 +119,7 @@ class _Tracer:
 
     def _body(self, state: State, args: tuple[Any, ...], kwargs: dict[str, Any], path: Path) -> Any:
         return driven(
-            lambda: self._program._call(state, args, kwargs),
+            lambda: self._program.call(state, args, kwargs),
             lambda what: path.stop(f"the body {what}"),
             asynchronous=self._program.asynchronous,
         )
@@ -144,7 +142,7 @@ class _Tracer:
             return
 
 
-def _raised_at(error: Exception, program: Program[..., Any]) -> Origin:
+def _raised_at(error: Exception, program: Traceable) -> Origin:
     """The last line of the body's own file in the traceback."""
     if isinstance(error, DslError) and error.origin is not None:
         return error.origin

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from ...errors import TraceError
 from ...ir.nodes import Input, Json, Reference
 from ..sites import caller_origin
+from ..traceable import Traceable
 from ..values import after
 from .shapes import BOOL, TEXT, Number, Shape, of_type
 
 if TYPE_CHECKING:
-    from ..program import Program
     from .follower import Trace
 
 _LEAVES: dict[type, Shape] = {
@@ -30,15 +30,15 @@ class Symbols:
     """
 
     def __init__(
-        self, program: Program[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], symbolic: tuple[str, ...]
+        self, program: Traceable, args: tuple[Any, ...], kwargs: dict[str, Any], symbolic: tuple[str, ...]
     ) -> None:
         self._given = _by_name(program, args, kwargs)
         self._hints = _hints(program)
         for name in symbolic:
-            if name not in program._parameters:
+            if name not in program.parameters:
                 raise TraceError(
                     f"symbolic={name!r}: {program.name} has no such parameter; it has: "
-                    f"{', '.join(program._parameters) or 'none'}",
+                    f"{', '.join(program.parameters) or 'none'}",
                     hint="name parameters of the program",
                     origin=caller_origin(),
                 )
@@ -76,16 +76,16 @@ class Symbols:
 
 
 def _by_name(
-    program: Program[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    program: Traceable, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[list[tuple[str, Any]], dict[str, Any]]:
     """(positional by parameter, the rest by name). Arguments of `*args` have positions for names."""
-    names = [*program._parameters[: len(args)], *(f"*{i}" for i in range(len(program._parameters), len(args)))]
+    names = [*program.parameters[: len(args)], *(f"*{i}" for i in range(len(program.parameters), len(args)))]
     positional = list(zip(names, args, strict=False))
-    bound = {name: value for name, value in program._bound.items() if name not in dict(positional)}
+    bound = {name: value for name, value in program.bound.items() if name not in dict(positional)}
     return positional, {**bound, **kwargs}
 
 
-def _hints(program: Program[..., Any]) -> dict[str, Any]:
+def _hints(program: Traceable) -> dict[str, Any]:
     try:
         return get_type_hints(program.function)
     except NameError:  # an annotation that only a type checker can resolve
