@@ -89,7 +89,7 @@ class _Tracer:
                 return self._walk(script, choose, before)
 
             try:
-                items, _ = explored(walk, loosen)
+                items = explored(walk, loosen)
             finally:
                 self._trace.path = None
         nodes: list[Node] = [*self._symbols.inputs, *link(items)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from ...errors import TraceError
 from ...ir.graph import Graph
@@ -20,13 +20,11 @@ from .explore import explored
 from .items import link, loosen
 from .reading import shape_of
 from .shapes import JSON, Data, Finite, Shape, Text
-
-if TYPE_CHECKING:
-    from .path import Path
+from .walk import Walk
 
 
 def follow_switch(
-    path: Path, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site
+    path: Walk, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site
 ) -> Any:
     """Decide which arm this run takes, and take it."""
     on, line = Reference(bound.node_id), state._cursor.line
@@ -47,7 +45,7 @@ def follow_switch(
         return body(state)
 
 
-def _decided_value(path: Path, on: Reference, values: list[tuple[Json, Any]], arms: Mapping[Any, Body]) -> Any:
+def _decided_value(path: Walk, on: Reference, values: list[tuple[Json, Any]], arms: Mapping[Any, Body]) -> Any:
     """A value of the group that this run goes on with: those with one arm are one group."""
     groups: dict[Any, list[tuple[Json, Any]]] = {}
     for raw, typed in values:
@@ -61,7 +59,7 @@ def _is_left(raw: Json, left: Group) -> bool:
     return left is None or any(raw == v and type(raw) is type(v) for v in left)
 
 
-def follow_loop(path: Path, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
+def follow_loop(path: Walk, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
     """Record the body once, with all its ways, and push a Loop."""
     deciders: list[Reference] = []
 
@@ -80,7 +78,7 @@ def follow_loop(path: Path, state: Any, body: Body, until: Any, stop_value: Any,
     return None if result is None else path.trace.member(Reference(node_id), recorded.shape)
 
 
-def follow_map(path: Path, state: Any, items: Unknown, body: Callable[[Any, Any], Any], site: Site) -> Any:
+def follow_map(path: Walk, state: Any, items: Unknown, body: Callable[[Any, Any], Any], site: Site) -> Any:
     """Record the body once, for an item that stays unknown, and push a Map."""
     outer = state._cursor.line
     outer.forks += 1
@@ -103,7 +101,7 @@ def follow_map(path: Path, state: Any, items: Unknown, body: Callable[[Any, Any]
 class _Recorded:
     """A body followed on a copy of the state. `shape`: of what it returns."""
 
-    def __init__(self, path: Path, state: Any, line: Line, body: Callable[[Any], Any], site: Site) -> None:
+    def __init__(self, path: Walk, state: Any, line: Line, body: Callable[[Any], Any], site: Site) -> None:
         self.shape: Shape = JSON
         self._path = path
         self._state = state
@@ -118,7 +116,7 @@ class _Recorded:
         trace, outer = self._path.trace, self._path
         base = (self._line.tip, self._line.branch) if self._line.tip and self._line.branch is not None else None
         try:
-            items, _ = explored(self._walk, lambda nodes: loosen(nodes, base, self._line.role))
+            items = explored(self._walk, lambda nodes: loosen(nodes, base, self._line.role))
         finally:
             trace.path = outer
         nodes = list(link(items))
@@ -135,7 +133,7 @@ class _Recorded:
             if state._cursor.names.get(name) is not bound:
                 state._cursor.rebind(name, _Inside(self._path, name))
 
-    def _walk(self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Path:
+    def _walk(self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Walk:
         path = self._path.inside(script, choose, before)
         path.trace.path = path
         line = _copy(self._line)
@@ -164,7 +162,7 @@ class _Inside(Local):
 
     __slots__ = ("_path",)
 
-    def __init__(self, path: Path, label: str) -> None:
+    def __init__(self, path: Walk, label: str) -> None:
         super().__init__("", None, label)
         self._path = path
 

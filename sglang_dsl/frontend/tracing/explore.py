@@ -9,30 +9,27 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from ...ir.nodes import Node
 from .decisions import Decision, Group
 from .items import Item
 from .regions import merged
-
-if TYPE_CHECKING:
-    from .path import Path
+from .walk import Walk
 
 MAX_PATHS = 256
 
-Walk: TypeAlias = "Callable[[Sequence[Decision], Callable[[Decision], int], Sequence[Node]], Path]"
+Walker: TypeAlias = Callable[[Sequence[Decision], Callable[[Decision], int], Sequence[Node]], Walk]
 
 Loosen: TypeAlias = Callable[[Sequence[Node]], list[Item]]
 
 
-def explored(walk: Walk, loosen: Loosen) -> tuple[list[Item], Path]:
-    """The items of all runs, and the first run, made loose by `loosen`."""
+def explored(walk: Walker, loosen: Loosen) -> list[Item]:
+    """The items of all runs, made loose by `loosen`."""
     tree = _all_paths(walk, loosen)
     if tree is not None:
-        return tree.items(0), tree.first
-    spine = _Cover(walk, loosen).spine([], ())
-    return spine.items(0), spine.path
+        return tree.items(0)
+    return _Cover(walk, loosen).spine([], ()).items(0)
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -42,7 +39,7 @@ def explored(walk: Walk, loosen: Loosen) -> tuple[list[Item], Path]:
 class _Tree:
     """The runs that agree on the first decisions. `children`: by the answer to the next one."""
 
-    first: Path
+    first: Walk
     loosen: Loosen
     children: dict[int, _Tree] = field(default_factory=dict)
 
@@ -67,7 +64,7 @@ class _Tree:
         return ways
 
 
-def _all_paths(walk: Walk, loosen: Loosen) -> _Tree | None:
+def _all_paths(walk: Walker, loosen: Loosen) -> _Tree | None:
     """Every run, or None where there are too many."""
     root: _Tree | None = None
     waiting: deque[tuple[list[Decision], Sequence[Node]]] = deque([([], ())])
@@ -85,7 +82,7 @@ def _all_paths(walk: Walk, loosen: Loosen) -> _Tree | None:
     return root
 
 
-def _grow(root: _Tree | None, path: Path, loosen: Loosen) -> _Tree:
+def _grow(root: _Tree | None, path: Walk, loosen: Loosen) -> _Tree:
     if root is None:
         root = _Tree(path, loosen)
     tree = root
@@ -115,7 +112,7 @@ class _Spine:
     One that parted from `parent` at its parting `number` does from item `cut` on what `parent` does from `joins` on.
     """
 
-    path: Path
+    path: Walk
     loose: list[Item]
     partings: list[tuple[Decision, list[tuple[Group, _Spine]]]] = field(default_factory=list)
     parent: _Spine | None = None
@@ -146,7 +143,7 @@ class _Spine:
 class _Cover:
     """Makes the runs that follow every answer once."""
 
-    def __init__(self, walk: Walk, loosen: Loosen) -> None:
+    def __init__(self, walk: Walker, loosen: Loosen) -> None:
         self._walk = walk
         self._loosen = loosen
         self._claimed: set[object] = set()

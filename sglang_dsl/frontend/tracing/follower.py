@@ -12,9 +12,9 @@ from ..sites import Sites
 from ..values import Abstract, Domain, Unknown, exact, is_abstract
 from .decisions import Group
 from .origins import user_origin
-from .path import Path
 from .shapes import Finite, Maybe, Opaque, Shape, Text
 from .tags import Tags
+from .walk import Walk
 
 
 class Trace:
@@ -25,7 +25,7 @@ class Trace:
         self.sites = sites
         self.strict = strict
         self.tags = tags or Tags()
-        self.path: Path | None = None
+        self.path: Walk | None = None
         self._numbers: dict[Reference, int] = {}
         self._known: list[Abstract] = []
         self._clean: dict[int, object] = {}  # options scanned before; kept, so that an id stays its own
@@ -161,7 +161,7 @@ class Trace:
         source = f"the value of {on.node_id!r}" if on is not None else "a value"
         self._path().stop(f"{what} of {source}, which does not exist while tracing", on)
 
-    def _path(self) -> Path:
+    def _path(self) -> Walk:
         if self.path is None:
             raise TraceError(
                 f"a value of the trace of {self.name!r} was used after the trace had ended",

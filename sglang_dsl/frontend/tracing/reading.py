@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from ...ir.execution import MISSING
 from ...ir.nodes import Gen, Node, Reference, Select, Switch, Tool
 from ..bindings import Bound, Gathered
 from ..values import after
 from .shapes import BOOL, JSON, TEXT, Data, Finite, Number, Opaque, Shape, of_schema, of_type
-
-if TYPE_CHECKING:
-    from .path import Path
+from .walk import Walk
 
 _PLAIN: dict[type, Shape] = {
     str: TEXT, int: Number(), float: Number(float), bool: BOOL, list: Data(list, plain=True), dict: Data(dict, plain=True)
 }  # fmt: skip
 
 
-def value_of(path: Path, bound: Bound) -> Any:
+def value_of(path: Walk, bound: Bound) -> Any:
     """The stand-in for what is bound."""
     return _at(path, Reference(bound.node_id), bound)
 
 
-def _at(path: Path, reference: Reference, bound: Bound) -> Any:
+def _at(path: Walk, reference: Reference, bound: Bound) -> Any:
     if isinstance(bound, Gathered):
         return _gathered(path, reference, bound)
     return path.trace.member(reference, shape_of(path, bound))
 
 
-def _gathered(path: Path, reference: Reference, bound: Gathered) -> Any:
+def _gathered(path: Walk, reference: Reference, bound: Gathered) -> Any:
     match bound.mode:
         case "all":
             return _list(path, reference, bound)
@@ -45,7 +43,7 @@ def _gathered(path: Path, reference: Reference, bound: Gathered) -> Any:
     )
 
 
-def _list(path: Path, reference: Reference, bound: Gathered) -> list[Any]:
+def _list(path: Walk, reference: Reference, bound: Gathered) -> list[Any]:
     """A real list: how many branches there are is known."""
     found: list[Any] = []
     for index, part in enumerate(bound.parts):
@@ -60,7 +58,7 @@ def _list(path: Path, reference: Reference, bound: Gathered) -> list[Any]:
     return found
 
 
-def _any_part(path: Path, reference: Reference, bound: Gathered) -> Any:
+def _any_part(path: Walk, reference: Reference, bound: Gathered) -> Any:
     """A value of one branch, whichever it is: they have to be alike."""
     parts = [part for part in bound.parts if part is not None]
     shapes = {repr(shape_of(path, part)) for part in parts}
@@ -69,7 +67,7 @@ def _any_part(path: Path, reference: Reference, bound: Gathered) -> Any:
     return _at(path, reference, parts[0])
 
 
-def shape_of(path: Path, bound: Bound) -> Shape:
+def shape_of(path: Walk, bound: Bound) -> Shape:
     """What is known of a bound value."""
     node: Node = path.graph[bound.node_id]
     match node:

@@ -17,10 +17,11 @@ from . import cpu, portable, reference
 from .blocks import BlockVisit, attend_blocks
 from .blocks import plan_blocks as plan_visits
 from .cascade import Cascade
-from .plan import AttentionPlan, ExtraWrite, QueryRow, SharedKeys, plan_step
+from .plan import AttentionPlan, ExtraWrite, QueryRow, SharedKeys, plan_step, slots_of
 
 __all__ = [
     "AttentionPlan",
+    "BlockVisit",
     "ExtraWrite",
     "LayerAttention",
     "QueryRow",
@@ -29,6 +30,7 @@ __all__ = [
     "attend_invariant",
     "plan_step",
     "plan_visits",
+    "slots_of",
     "store",
 ]
 

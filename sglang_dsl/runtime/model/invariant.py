@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.attention import AttentionPlan, LayerAttention, QueryRow, attend_invariant, plan_visits
-from ...kernels.attention.blocks import BlockVisit
+from ...kernels.attention import AttentionPlan, BlockVisit, LayerAttention, QueryRow, attend_invariant, plan_visits
 from .adapter import bind
 from .pools import KvPool
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.attention.plan import slots_of
+from ...kernels.attention import slots_of
 
 
 class LayerShape(NamedTuple):
