@@ -11,7 +11,7 @@ import os
 import sys
 from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..errors import Origin
@@ -105,17 +105,6 @@ def caller_origin() -> Origin:
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
     return Origin("<unknown>", 0) if frame is None else origin_of(frame.f_code, frame.f_lasti)
-
-
-def origin_of_traceback(trace: TracebackType | None) -> Origin | None:
-    """The user's innermost line in a traceback."""
-    found: Origin | None = None
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if not code.co_filename.startswith(_PACKAGE):
-            found = origin_of(code, trace.tb_lasti)
-        trace = trace.tb_next
-    return found
 
 
 def _numbers(code: CodeType) -> dict[int, int]:

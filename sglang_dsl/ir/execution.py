@@ -145,6 +145,9 @@ class Meter(Protocol):
     def count(self, text: str) -> int:
         """Tokens of a plain text on its own."""
 
+    def seam(self, before: str, after: str) -> str:
+        """How the tokens of two texts encoded apart differ from those of one encoding, in words; "" if they do not."""
+
     def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
         """Forced tokens and findings. Raises ConstraintError where the constraint cannot be used at all."""
 

@@ -11,6 +11,7 @@ from .cost import CallCost, GraphCost, cost
 from .execution import Meter, Outcome
 from .graph import Graph
 from .lint import PrefixFinding, lint
+from .seams import seams
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -112,7 +113,7 @@ def explain(graph: Graph, meter: Meter, *, outcomes: Mapping[str, Outcome] | Non
         model=meter.model,
         cost=counted,
         findings=tuple(lint(graph, meter)),
-        notes=tuple(_notes(counted, meter)),
+        notes=(*_notes(counted, meter), *seams(graph, meter)),
         rows=tuple(_rows(graph, counted, outcomes or {})),
         actual=_actual(outcomes) if outcomes else None,
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, TypeAlias
 
 from .construction import quick_init
 from .expressions import Concat as Concat
@@ -283,22 +283,6 @@ class Return(Node):
 
 
 ModelCall: TypeAlias = Gen | Select
-NodeKind: TypeAlias = Literal[
-    "input",
-    "text",
-    "role_begin",
-    "role_end",
-    "gen",
-    "select",
-    "fork",
-    "join",
-    "tool",
-    "switch",
-    "loop",
-    "map",
-    "break",
-    "return",
-]
 NODE_CLASSES: dict[str, type[Node]] = {
     c.kind: c
     for c in (Input, Text, RoleBegin, RoleEnd, Gen, Select, Fork, Join, Tool, Switch, Loop, Map, Break, Return)

@@ -13,14 +13,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from ..errors import CancelledError, DeadlineError, EngineError, QueueFullError, SpecError
-from ..ir.execution import ConstraintReport, Executor, resolve
-from ..ir.specs import ConstraintSpec
+from ..ir.execution import Executor, resolve
 from ..runtime.backends.interpreted import HasTarget, InterpretedExecutor
-from ..runtime.cache.namespace import Namespace
-from ..runtime.engine.worker import TargetInfo
+from ..runtime.interpret.forwarding import ForwardingTarget
 from ..runtime.interpret.target import Target
-from ..runtime.schedule.request import GenerateResult, LeaseId, Request, Result, Sink
-from ..runtime.text.protocol import TextModel, Tokenizer
+from ..runtime.schedule.request import GenerateResult, Request, Result, Sink
+from ..runtime.text.protocol import Tokenizer
 
 FaultKind: TypeAlias = Literal["refuse", "fail", "stall", "cut", "malformed"]
 
@@ -61,13 +59,11 @@ def with_faults(backend: str | Executor, faults: Mapping[str, Fault]) -> Interpr
     return InterpretedExecutor(f"{executor.name} with faults", FaultyTarget(executor.target, faults), executor.close)
 
 
-class FaultyTarget:
+class FaultyTarget(ForwardingTarget):
     """A Target around another."""
 
     def __init__(self, target: Target, faults: Mapping[str, Fault]) -> None:
-        self.info: TargetInfo = target.info
-        self.text: TextModel = target.text
-        self._target = target
+        super().__init__(target)
         self._faults = faults
         self._stalled: dict[str, Sink] = {}
 
@@ -81,37 +77,21 @@ class FaultyTarget:
             elif fault.kind in ("refuse", "stall"):
                 self._withhold(request, sink, fault)
             else:
-                end = _cancelling(self._target, request.request_id)
+                end = _cancelling(self._behind, request.request_id)
                 sound.append((request, FaultySink(sink, fault, self.text.tokenizer, end)))
         if sound:
-            self._target.submit(sound)
+            self._behind.submit(sound)
 
     def cancel(self, request_ids: Sequence[str], reason: str = "") -> None:
         """See `Target`."""
         for request_id in request_ids:
             if (sink := self._stalled.pop(request_id, None)) is not None:
                 sink.done(CancelledError(reason or "the request was cancelled"))
-        self._target.cancel(request_ids, reason)
-
-    def lease(self, prompt_ids: Sequence[int], namespace: Namespace, children: int) -> LeaseId:
-        """See `Target`."""
-        return self._target.lease(prompt_ids, namespace, children)
-
-    def release(self, lease: LeaseId, children: int | None = None) -> None:
-        """See `Target`."""
-        self._target.release(lease, children)
-
-    def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
-        """See `Target`."""
-        return self._target.audit(constraint)
-
-    def now(self) -> float:
-        """See `Target`."""
-        return self._target.now()
+        super().cancel(request_ids, reason)
 
     def _withhold(self, request: Request, sink: Sink, fault: Fault) -> None:
         if request.lease is not None:
-            self._target.release(request.lease, 1)
+            self.release(request.lease, 1)
         if fault.kind == "stall" and request.deadline_s is None:
             self._stalled[request.request_id] = sink
         elif fault.kind == "stall":

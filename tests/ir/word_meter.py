@@ -28,6 +28,10 @@ class WordMeter:
             case Select():
                 yield Segment(node_id=node.id, text="{select}", max_tokens=max(self.count(c) for c in node.choices))
 
+    def seam(self, before, after):
+        merged = bool(before.strip() and after.strip()) and not (before[-1].isspace() or after[0].isspace())
+        return f"{before.split()[-1]}|{after.split()[0]}" if merged else ""
+
     def audit(self, constraint):
         return ConstraintReport(
             forced_tokens=5, findings=("an unbounded string",) if "unbounded" in constraint.text else ()

@@ -53,17 +53,6 @@ def no_effects(refuse: Callable[[str], Any]) -> Iterator[None]:
 
 
 @contextmanager
-def effects_allowed() -> Iterator[None]:
-    """Inside `no_effects`: our own work, such as an import, may do what it needs."""
-    outer = getattr(_here, "refuse", None)
-    _here.refuse = None
-    try:
-        yield
-    finally:
-        _here.refuse = outer
-
-
-@contextmanager
 def same_random() -> Iterator[Callable[[], None]]:
     """Gives a function that puts the random state back to where it is now; it is put back at the end too."""
     state = random.getstate()

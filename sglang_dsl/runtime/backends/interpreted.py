@@ -13,6 +13,8 @@ from ...ir.specs import Backend, ConstraintSpec
 from ..interpret.preview import preview
 from ..interpret.run import InterpretedRun
 from ..interpret.target import Target
+from ..text.protocol import TextPiece
+from ..text.seams import seam_difference
 
 REMEMBERED_STRETCHES = 256  # the paths of one graph begin alike, and encoding is most of the work of a preview
 
@@ -88,6 +90,11 @@ class TargetMeter:
     def count(self, text: str) -> int:
         """See `Meter`."""
         return len(self._target.text.tokenizer.encode(text))
+
+    def seam(self, before: str, after: str) -> str:
+        """See `Meter`."""
+        found = seam_difference(self._target.text.tokenizer, [TextPiece(before)], [TextPiece(after)])
+        return "" if found is None else str(found)
 
     def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
         """See `Meter`."""

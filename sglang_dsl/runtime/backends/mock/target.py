@@ -6,13 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ....errors import ScriptError
-from ....ir.execution import ConstraintReport
-from ....ir.specs import ConstraintSpec
-from ...cache.namespace import Namespace
 from ...engine.engine import Engine
-from ...engine.worker import TargetInfo
-from ...schedule.request import GenerateRequest, LeaseId, Request, Result, ScoreRequest, ScoreResult, Sink
-from ...text.protocol import TextModel
+from ...interpret.forwarding import ForwardingTarget
+from ...schedule.request import GenerateRequest, Request, Result, ScoreRequest, ScoreResult, Sink
 from .log import Call, CallLog
 from .reply import Reply
 from .script import Locked, unscripted
@@ -24,7 +20,7 @@ Answer = Callable[[Call], Reply | None]
 WON, LOST = -0.1, -5.0  # log-probabilities of the choice a script names, and of the others
 
 
-class MockTarget:
+class MockTarget(ForwardingTarget):
     """Thread-safe. Replies are looked up in the order of submission, whatever order the scheduler then finds.
 
     fallback: answers calls the script does not; where it has none either, the call fails (a select is scored by the
@@ -41,10 +37,8 @@ class MockTarget:
         *,
         scores_freely: bool,
     ) -> None:
-        self.info: TargetInfo = engine.info
-        self.text: TextModel = engine.text
+        super().__init__(engine)
         self.log = CallLog()
-        self._engine = engine
         self._worker = worker
         self._tokenizer = tokenizer
         self._script = script
@@ -64,31 +58,11 @@ class MockTarget:
             except Exception as error:  # noqa: BLE001 - whatever a script does is its call's failure
                 refused.append((logged, request, error))
         if accepted:
-            self._engine.submit(accepted)
+            self._behind.submit(accepted)
         for sink, request, cause in refused:
             if request.lease is not None:
-                self._engine.release(request.lease, 1)
+                self.release(request.lease, 1)
             sink.done(cause)
-
-    def cancel(self, request_ids: Sequence[str], reason: str = "") -> None:
-        """See `Target`."""
-        self._engine.cancel(request_ids, reason)
-
-    def lease(self, prompt_ids: Sequence[int], namespace: Namespace, children: int) -> LeaseId:
-        """See `Target`."""
-        return self._engine.lease(prompt_ids, namespace, children)
-
-    def release(self, lease: LeaseId, children: int | None = None) -> None:
-        """See `Target`."""
-        self._engine.release(lease, children)
-
-    def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
-        """See `Target`."""
-        return self._engine.audit(constraint)
-
-    def now(self) -> float:
-        """See `Target`."""
-        return self._engine.now()
 
     def _prepared(self, request: Request, sink: LoggedSink, call: Call) -> tuple[Request, Sink]:
         """The request as the engine gets it, its reply laid out for the worker."""

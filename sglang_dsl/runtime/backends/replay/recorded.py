@@ -158,6 +158,10 @@ class RecordedMeter:
         """See `Meter`."""
         return len(text.split())
 
+    def seam(self, before: str, after: str) -> str:
+        """See `Meter`. Words never merge."""
+        return ""
+
     def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
         """See `Meter`."""
         return audit(constraint)

@@ -5,24 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from ....ir.execution import ConstraintReport
-from ....ir.specs import ConstraintSpec
-from ...cache.namespace import Namespace
-from ...engine.worker import TargetInfo
+from ...interpret.forwarding import ForwardingTarget
 from ...interpret.target import Target
-from ...schedule.request import LeaseId, Request, Result, Sink
+from ...schedule.request import Request, Result, Sink
 from ...text.protocol import ChatTemplate, TextModel, TextPiece, Tokenizer, Turn
 from .key import key_of
 from .tape import Take, Tape
 
 
-class RecordingTarget:
+class RecordingTarget(ForwardingTarget):
     """Thread-safe. Cancelled calls are kept, too: they lost a race, and have to lose it again."""
 
     def __init__(self, target: Target, tape: Tape, clean: Callable[[str], str]) -> None:
-        self.info: TargetInfo = target.info
-        self.text: TextModel = RecordingText(target.text, tape)
-        self._target = target
+        super().__init__(target)
+        self.text = RecordingText(target.text, tape)
         self._tape = tape
         self._clean = clean
         self._lock = threading.Lock()
@@ -34,30 +30,10 @@ class RecordingTarget:
     def submit(self, requests: Sequence[tuple[Request, Sink]]) -> None:
         """See `Target`."""
         recorded = [(request, RecordingSink(sink, self._take(request), self._next_end)) for request, sink in requests]
-        self._target.submit(recorded)
-
-    def cancel(self, request_ids: Sequence[str], reason: str = "") -> None:
-        """See `Target`."""
-        self._target.cancel(request_ids, reason)
-
-    def lease(self, prompt_ids: Sequence[int], namespace: Namespace, children: int) -> LeaseId:
-        """See `Target`."""
-        return self._target.lease(prompt_ids, namespace, children)
-
-    def release(self, lease: LeaseId, children: int | None = None) -> None:
-        """See `Target`."""
-        self._target.release(lease, children)
-
-    def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
-        """See `Target`."""
-        return self._target.audit(constraint)
-
-    def now(self) -> float:
-        """See `Target`."""
-        return self._target.now()
+        self._behind.submit(recorded)
 
     def _take(self, request: Request) -> Take:
-        take = Take(key_of(request, self.info.model, self._target.text.tokenizer, self._clean))
+        take = Take(key_of(request, self.info.model, self._behind.text.tokenizer, self._clean))
         with self._lock:
             self._tape.takes.append(take)
         return take

@@ -1,0 +1,57 @@
+"""Seams of a graph where encoding both sides together would give other tokens: before a choice, and where a branch begins.
+
+What a call will write is not known, so the seams around generated text are left out. A turn's marker never merges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .execution import Meter
+from .graph import Graph
+from .nodes import Fork, Node, Plain, Select, Text, subgraphs
+
+LOOKED_AT = 64  # characters on each side: merges reach no further than a word
+
+
+def seams(graph: Graph, meter: Meter) -> Iterator[str]:
+    """A sentence per differing seam, sub-graphs included; seams of equal text are named once."""
+    seen: set[tuple[str, str]] = set()
+    for where, before, after in _seams(graph):
+        pair = (before[-LOOKED_AT:], after[:LOOKED_AT])
+        if pair not in seen and (found := meter.seam(*pair)):
+            yield f"{where} is read as {found}"
+        seen.add(pair)
+
+
+def _seams(graph: Graph) -> Iterator[tuple[str, str, str]]:
+    """(what stands after the seam, text before, text after)."""
+    for node in graph:
+        before = _end(graph, node.context)
+        if before and isinstance(node, Select):
+            for choice in node.choices:
+                if isinstance(choice, str):
+                    yield f"{node.name or node.id}: choice {choice!r}", before, choice
+        elif before and node.branch is not None and (begins := _beginning(node)):
+            yield f"the branch that begins with {begins[:LOOKED_AT]!r}", before, begins
+        for inner in subgraphs(node):
+            yield from _seams(inner)
+
+
+def _end(graph: Graph, node_id: str | None) -> str:
+    """The plain text that a context ends with, "" if it ends otherwise."""
+    node = _node(graph, node_id)
+    while isinstance(node, Fork):
+        node = _node(graph, node.context)
+    last = node.pieces[-1] if isinstance(node, Text) else None
+    return last.text if isinstance(last, Plain) else ""
+
+
+def _node(graph: Graph, node_id: str | None) -> Node | None:
+    """None at the root, and where a sub-graph continues the graph around it."""
+    return graph[node_id] if node_id is not None and node_id in graph else None
+
+
+def _beginning(node: Node) -> str:
+    first = node.pieces[0] if isinstance(node, Text) else None
+    return first.text if isinstance(first, Plain) else ""
