@@ -12,7 +12,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,13 @@ class DslError(Exception):
         hint: what to write or run instead.
         origin: the user's line.
         retryable: whether the same call may succeed when it is made again unchanged.
+
+    result: the `Result` of the run that ended with this error, if one did: what had finished, its usage, its picture.
     """
 
     code: ClassVar[str] = "E000"
     title: ClassVar[str] = "error"
+    result: Any = None
 
     def __init__(self, what: str, *, hint: str = "", origin: Origin | None = None, retryable: bool = False) -> None:
         super().__init__(what)

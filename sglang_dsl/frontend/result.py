@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..ir.execution import Meter, Outcome, Run, RunSpec, RunSummary, Usage
@@ -20,7 +23,7 @@ class Result(Generic[R]):
     """The end of one run.
 
     state: the final state, for reading. graph: everything that was appended. error: why the run failed, or None; then
-    `value` raises it. usage, seed: from the runtime. first_failure: the first failed node, also where the program dealt with it.
+    `value` raises it, and the error's own `result` is this Result. usage, seed: from the runtime. first_failure: the first failed node, also where the program dealt with it.
     raised_by_body: whether the body itself raised `error`, or it was a failure that the body never looked at.
     """
 
@@ -86,20 +89,64 @@ class Result(Generic[R]):
         return self._run.record()
 
     @property
+    def errors(self) -> dict[str, BaseException]:
+        """Why nodes have no value, by node id: what failed, what depended on it, and what was cancelled."""
+        return dict(self.record.errors)
+
+    @property
     def outcomes(self) -> dict[str, Outcome]:
         """What each finished node resolved to, by node id."""
         return self.state._outcomes()
 
     def draw(self, format: Format = "html") -> str:  # noqa: A002  the word that `ir.draw.draw` uses
-        """A picture of the graph, with what the run gave; the HTML page has the prompts as the model got them."""
+        """A picture of the graph, with what the run gave and what went wrong in it; the HTML page has the prompts as the
+        model got them.
+        """
         from ..ir.draw import draw
 
+        record = self.record
         meter = self._meter() if format == "html" else None
-        return draw(self.graph, format, outcomes=self.outcomes, meter=meter)
+        return draw(self.graph, format, outcomes=record.outcomes, errors=record.errors, meter=meter)
+
+    def __copy__(self) -> Result[R]:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Result[R]:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ResultElsewhere, (repr(self), self.usage, self.seed)
 
     def __repr__(self) -> str:
         ended = f"value={self._value!r}" if self.error is None else f"error={self.error!r}"
         return f"<Result {self._spec.program} {ended}>"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultElsewhere:
+    """What a Result becomes in another process: a run stays where it was made. Its record can go anywhere
+    (`ir.record.save_record`).
+    """
+
+    shown: str
+    usage: Usage
+    seed: int
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{self.shown} was made in another process, and has no {name!r} here; "
+            "save_record(result.record, path) there stores all of it"
+        )
+
+    def __repr__(self) -> str:
+        return f"<in another process: {self.shown}>"
+
+
+def attach(result: Result[Any], error: BaseException) -> None:
+    """Let an error that ends a run name the Result of that run. A `result` that the user's own class has is left alone."""
+    if isinstance(getattr(error, "result", None), (Result, NoneType)):
+        with suppress(AttributeError, TypeError):  # a class of the user's may not let itself be written to
+            error.result = result  # type: ignore[attr-defined]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -111,3 +158,9 @@ class Interrupted(KeyboardInterrupt):
         done = sum(result is not None and result.error is None for result in results)
         super().__init__(f"interrupted; {done} of {len(results)} runs had finished")
         self.results = list(results)
+
+    @property
+    def result(self) -> Result[Any] | None:
+        """That of the first run that did not finish, or None where none had begun."""
+        begun = [result for result in self.results if result is not None]
+        return next((result for result in begun if result.error is not None), None)

@@ -14,7 +14,7 @@ from .drafting import Cursor, Line
 from .expressions import Expression
 from .joined import Lazy
 from .recorder import LiveRecorder
-from .result import Result
+from .result import Result, attach
 from .sites import Sites
 from .state import State
 from .waiting import wait
@@ -132,7 +132,7 @@ class Session(Generic[R]):
         self, value: Any, summary: RunSummary, error: BaseException | None, *, raised_by_body: bool = False
     ) -> Result[R]:
         self.recorder.graph.freeze()
-        return Result(
+        result: Result[R] = Result(
             value,
             state=self.state,
             graph=self.recorder.graph,
@@ -143,6 +143,9 @@ class Session(Generic[R]):
             error=error,
             raised_by_body=raised_by_body,
         )
+        if error is not None:
+            attach(result, error)
+        return result
 
 
 def unseen_failure(recorder: LiveRecorder) -> BaseException | None:

@@ -6,11 +6,12 @@ Source: graphviz.org, "DOT Language" (quoted strings, clusters).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from xml.sax.saxutils import escape
 
-from ..execution import Outcome
-from ..graph import Graph
+from .folding import Plan
 from .labels import printable
 from .picture import Box, Frame, Link, Picture, picture_of
+from .status import STRUCK_OUT, Account
 
 COLORS: Mapping[str, tuple[str, str]] = {  # fill, line
     "gen": ("#e4f5ea", "#12813f"),
@@ -26,11 +27,20 @@ COLORS: Mapping[str, tuple[str, str]] = {  # fill, line
     "return": ("#e3eefc", "#1b62c4"),
 }
 PLAIN_COLORS = ("#ffffff", "#a9b1bf")
+FAILED_COLORS = ("#fdeae8", "#c4271b")
+STRUCK_COLORS = ("#f4f4f5", "#a1a1aa")
 
 
-def draw_dot(graph: Graph, outcomes: Mapping[str, Outcome], fold: int | None) -> str:
-    """The graph in DOT. Possible ways are dashed, taken ones bold, data edges dotted."""
-    return "\n".join(_lines(picture_of(graph, outcomes, fold), graph.name)) + "\n"
+def draw_dot(account: Account, fold: int | None) -> str:
+    """The graph in DOT. Possible ways are dashed, taken ones bold, data edges dotted; `class` says how a node fared."""
+    return "\n".join(_lines(picture_of(account, Plan(fold)), account.graph.name)) + "\n"
+
+
+def colors_of(box: Box) -> tuple[str, str]:
+    """Fill and line of a box: red where it failed, grey where it was cancelled or lost, else by its kind."""
+    if box.status.state == "failed":
+        return FAILED_COLORS
+    return STRUCK_COLORS if box.status.state in STRUCK_OUT else COLORS.get(box.kind, PLAIN_COLORS)
 
 
 def quote(text: str) -> str:
@@ -69,11 +79,24 @@ def _nested(boxes: dict[str, list[Box]], frames: dict[str, list[Frame]], key: st
 
 
 def _box_line(box: Box) -> str:
-    rows = [box.title, " · ".join(box.notes), box.counts]
-    label = "\\n".join(quote(row)[1:-1] for row in rows if row)
-    fill, line = COLORS.get(box.kind, PLAIN_COLORS)
-    faded = ', style="rounded,filled,dashed", fontcolor="#8a93a3"' if box.taken is False else ""
-    return f'{box.key} [label="{label}", fillcolor="{fill}", color="{line}"{faded}];'
+    fill, line = colors_of(box)
+    attributes = [f"label={_label(box)}", f'fillcolor="{fill}"', f'color="{line}"']
+    state = box.status.state
+    if state != "planned":
+        attributes.append(f'class="{state}"')
+    if state == "unreached":
+        attributes += ['style="rounded,filled,dashed"', 'fontcolor="#8a93a3"']
+    if state in STRUCK_OUT:
+        attributes.append('fontcolor="#71717a"')
+    return f"{box.key} [{', '.join(attributes)}];"
+
+
+def _label(box: Box) -> str:
+    """The rows of a box; the first of them struck out where a run did not take it (only HTML-like labels can)."""
+    if box.status.state not in STRUCK_OUT:
+        return '"' + "\\n".join(quote(row)[1:-1] for row in box.rows) + '"'
+    first, *rest = (escape(printable(row), {'"': "&quot;"}) for row in box.rows)
+    return f"<<s>{first or ' '}</s>{''.join(f'<br/>{row}' for row in rest)}>"
 
 
 def _link_line(link: Link) -> str:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import html
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -19,22 +20,30 @@ from ..execution import Meter, Outcome, Segment
 from ..graph import Graph
 from ..nodes import Gen, Join, ModelCall, Node, Plain, Raw, Reference, Select, Text, data_of
 from ..rendering import rendered
+from .folding import folded_forks
 from .labels import Names, names_of, notes, show, show_reference, title
+from .status import PLANNED, Account
+from .timeline import Call, calls_of_run
 from .ways import ways, ways_taken
 
-SCRIPTS = ("model.js", "layout.js", "paint.js", "panel.js", "main.js")
+SCRIPTS = ("model.js", "layout.js", "paint.js", "panel.js", "timeline.js", "main.js")
 SHOWN_VALUE_CHARACTERS = 20_000
+SHOWN_TOKENS = 2_000
+FOLD_FROM = 12  # forks with more branches begin folded
 
 
-def draw_html(graph: Graph, outcomes: Mapping[str, Outcome], meter: Meter | None) -> str:
-    """The page. With a meter the prompt preview is the model's own rendering, with token counts."""
+def draw_html(account: Account, meter: Meter | None, executed: Mapping[str, Outcome]) -> str:
+    """The page. With a meter the prompt preview is the model's own rendering, with token counts. `executed`: outcomes by the
+    ids of the run, for the timeline.
+    """
+    graph = account.graph
     style = _part("page.css")
     script = "".join(_part(name) for name in SCRIPTS)
     slots = {
         "POLICY": _policy(style, script),
         "TITLE": html.escape(graph.name or "program"),
         "STYLE": style,
-        "DATA": script_safe_json(_page_data(graph, outcomes, meter)),
+        "DATA": script_safe_json(_page_data(account, meter, calls_of_run(graph, executed))),
         "SCRIPT": script,
     }
     return re.sub(r"@@([A-Z]+)@@", lambda slot: slots[slot[1]], _part("page.html"))  # one pass: text is never a slot
@@ -64,28 +73,37 @@ def _policy(style: str, script: str) -> str:
     )
 
 
-def _page_data(graph: Graph, outcomes: Mapping[str, Outcome], meter: Meter | None) -> dict[str, Any]:
-    known = {node_id: outcome.text for node_id, outcome in outcomes.items()}
-    page = _PageData(outcomes, names_of(graph), {} if meter is None else rendered(graph, meter, known))
+def _page_data(account: Account, meter: Meter | None, calls: Sequence[Call]) -> dict[str, Any]:
+    graph = account.graph
+    known = {node_id: outcome.text for node_id, outcome in account.outcomes.items()}
+    page = _PageData(account, {} if meter is None else rendered(graph, meter, known))
     page.add(graph, sub=-1)
     page.count_users()
     return {
         "name": graph.name or "program",
         "model": meter.model if meter is not None else None,
-        "ran": bool(outcomes),
+        "ran": account.ran,
         "nodes": page.nodes,
         "subs": page.subs,
+        "calls": [_call_entry(call, page.index) for call in calls],
     }
+
+
+def _call_entry(call: Call, index: Mapping[str, int]) -> list[Any]:
+    """[node, name, asked, admitted, first token, end], in seconds of the run."""
+    meta = call.meta
+    asked = max(meta.started_s - meta.queue_s, 0) if hasattr(meta, "queue_s") else meta.started_s
+    times = (asked, meta.started_s, meta.first_token_s, meta.finished_s)
+    return [index.get(call.node, -1), call.name, *(round(time, 6) for time in times)]
 
 
 class _PageData:
     """Nodes and sub-graphs by index. Owner: one `_page_data`."""
 
-    def __init__(
-        self, outcomes: Mapping[str, Outcome], names: Names, segments: Mapping[str, Sequence[Segment]]
-    ) -> None:
-        self.names = names
-        self.outcomes = outcomes
+    def __init__(self, account: Account, segments: Mapping[str, Sequence[Segment]]) -> None:
+        self.account = account
+        self.names: Names = names_of(account.graph)
+        self.outcomes = account.outcomes
         self.segments = segments
         self.nodes: list[dict[str, Any]] = []
         self.subs: list[dict[str, Any]] = []
@@ -93,11 +111,15 @@ class _PageData:
 
     def add(self, graph: Graph, sub: int) -> None:
         """Add the nodes of a graph, which is sub-graph number `sub` (-1: the program itself)."""
+        folded = folded_forks(graph, FOLD_FROM, self.account.status)
         for node in graph:
             index = len(self.nodes)
             self.index[node.id] = index
             self.nodes.append(self._entry(node, sub))
-            taken = ways_taken(node, self.outcomes)
+            if (fork := folded.get(node.id)) is not None:
+                groups = zip(fork.hidden, fork.like, strict=True)
+                self.nodes[-1]["fold"] = {"shown": fork.shown, "more": [[len(group), like] for group, like in groups]}
+            taken = ways_taken(node, self.outcomes, self.account.errors)
             for number, (label, inner) in enumerate(ways(node)):
                 self.subs.append({"holder": index, "parent": sub, "label": label, "taken": taken[number]})
                 self.add(inner, len(self.subs) - 1)
@@ -120,6 +142,13 @@ class _PageData:
         if isinstance(node, Join):
             entry["fork"] = self.index.get(node.fork, -1)
             entry["tips"] = self._indices(node.tips)
+        status = self.account.status.get(node.id, PLANNED)
+        if self.account.ran:
+            entry["state"] = status.state
+        if status.error:
+            entry["error"] = status.error
+        if status.facts:
+            entry["facts"] = list(status.facts)
         if (outcome := self.outcomes.get(node.id)) is not None:
             entry["outcome"] = _outcome_entry(outcome)
         return entry
@@ -221,4 +250,9 @@ def _outcome_entry(outcome: Outcome) -> dict[str, Any]:
         entry["finish"] = meta.finish_reason
         entry["seconds"] = round(meta.finished_s - meta.started_s, 4)
         entry["choices"] = [[c.text, round(c.score, 4)] for c in meta.choices]
+        if meta.token_scores:
+            shown = meta.token_scores[:SHOWN_TOKENS]
+            entry["chances"] = [
+                [t.token_bytes.decode("utf-8", "replace"), round(math.exp(t.logprob), 4)] for t in shown
+            ]
     return entry

@@ -1,15 +1,25 @@
 """Mermaid flowcharts: identifiers are generated, all text stands in quoted labels with entity codes.
 
-Source: mermaid.js.org, syntax of flowcharts ("Special characters that break syntax", "Entity codes to escape characters").
+Mermaid refuses a text that is longer, or has more edges, than its defaults allow, and a page that shows one usually cannot
+raise them (GitHub cannot). So a larger graph is folded until it is below both limits.
+
+Source: mermaid.js.org, syntax of flowcharts ("Special characters that break syntax", "Entity codes to escape characters")
+and configuration schema (`maxEdges`, `maxTextSize`).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 
-from ..execution import Outcome
-from ..graph import Graph
+from .folding import Plan
 from .picture import Box, Frame, Link, Picture, picture_of
+from .status import STRUCK_OUT, Account
+
+MAX_EDGES = 500
+MAX_CHARACTERS = 50_000
+SMALL_FORK = 3
+ENDS = (60, 30, 12, 6)  # nodes at each end of a line, in the order in which they are tried
 
 SAFE_PUNCTUATION = " .,:-_/!?'=+*@~^"
 SHAPES: Mapping[str, tuple[str, str]] = {
@@ -39,9 +49,42 @@ STYLES: Mapping[str, str] = {
 }
 
 
-def draw_mermaid(graph: Graph, outcomes: Mapping[str, Outcome], fold: int | None) -> str:
-    """The graph as a Mermaid flowchart, top down. Possible ways are dotted; taken ones are thick."""
-    return "\n".join(_lines(picture_of(graph, outcomes, fold))) + "\n"
+FAILED = "fill:#fde8e8,stroke:#c81e1e,stroke-width:2px,color:#7f1d1d"
+STRUCK = "fill:#f4f4f5,stroke:#a1a1aa,color:#71717a,text-decoration:line-through"
+
+
+def draw_mermaid(account: Account, fold: int | None) -> str:
+    """The graph as a Mermaid flowchart, top down. Possible ways are dotted; taken ones are thick.
+
+    A text over Mermaid's limits, where `fold` is None or nothing more can be folded, begins with a comment that says so,
+    and a warning says it, too.
+    """
+    picture = Picture()
+    text = ""
+    for plan in _plans(fold):
+        picture = picture_of(account, plan)
+        text = "\n".join(_lines(picture)) + "\n"
+        if len(picture.links) <= MAX_EDGES and len(text) <= MAX_CHARACTERS:
+            return text
+    note = (
+        f"{len(picture.links)} edges and {len(text)} characters: Mermaid's limits are {MAX_EDGES} and {MAX_CHARACTERS}. "
+        "Raise maxEdges and maxTextSize where the page calls mermaid.initialize, or draw it as html or svg"
+        + (", or leave fold at its default" if fold is None else "")
+    )
+    warnings.warn(note, stacklevel=4)
+    return f"%% {note}\n{text}"
+
+
+def _plans(fold: int | None) -> Iterator[Plan]:
+    """What to leave out, ever more of it."""
+    yield Plan(fold)
+    if fold is None:
+        return
+    small = min(fold, SMALL_FORK)
+    yield Plan(small)
+    yield Plan(small, scopes=True)
+    for ends in ENDS:
+        yield Plan(small, scopes=True, ends=ends)
 
 
 def escape(text: str) -> str:
@@ -62,8 +105,12 @@ def _lines(picture: Picture) -> Iterator[str]:
     used = sorted({box.kind for box in picture.boxes} & STYLES.keys())
     yield from (f"  classDef {kind}Node {STYLES[kind]}" for kind in used)
     yield from (f"  style {frame.key} fill:none,stroke:#a9b1bf,stroke-dasharray:4 3" for frame in picture.frames)
-    if any(box.taken is False for box in picture.boxes):
-        yield "  classDef untaken opacity:0.45"
+    states = {box.status.state for box in picture.boxes}
+    if "unreached" in states:
+        yield "  classDef unreached opacity:0.45"
+    if "failed" in states:
+        yield f"  classDef failed {FAILED}"
+    yield from (f"  classDef {state} {STRUCK}" for state in sorted(states & STRUCK_OUT))
     yield from _class_lines(picture)
 
 
@@ -89,10 +136,7 @@ def _frame_lines(boxes: dict[str, list[Box]], frames: dict[str, list[Frame]], ke
 
 def _box_line(box: Box) -> str:
     opening, closing = SHAPES.get(box.kind, ("[", "]"))
-    rows = [escape(box.title), *([escape(" · ".join(box.notes))] if box.notes else [])]
-    if box.counts:
-        rows.append(escape(box.counts))
-    return f'{box.key}{opening}"{"<br/>".join(rows)}"{closing}'
+    return f'{box.key}{opening}"{"<br/>".join(map(escape, box.rows))}"{closing}'
 
 
 def _link_line(link: Link) -> str:
@@ -106,7 +150,7 @@ def _class_lines(picture: Picture) -> Iterator[str]:
     for box in picture.boxes:
         if box.kind in STYLES:
             members.setdefault(f"{box.kind}Node", []).append(box.key)
-        if box.taken is False:
-            members.setdefault("untaken", []).append(box.key)
+        if box.status.state not in ("planned", "done"):
+            members.setdefault(box.status.state, []).append(box.key)
     for name, keys in members.items():
         yield f"  class {','.join(keys)} {name}"

@@ -17,8 +17,9 @@ from .ways import instances
 
 
 class Call(NamedTuple):
-    """A finished model call: its node's kind, its id in the run, what it is called, and what is known about it."""
+    """A finished model call: its node and that one's kind, its id in the run, what it is called, what is known about it."""
 
+    node: str
     kind: str
     id: str
     name: str
@@ -31,18 +32,23 @@ def draw_timeline(graph: Graph, outcomes: Mapping[str, Outcome]) -> str:
     Raises:
         SpecError: there are no outcomes with times.
     """
-    names = names_of(graph)
-    calls = [
-        Call(node.kind, node_id, title(node, names), outcome.meta)
-        for node, node_id, outcome in instances(graph, outcomes)
-        if outcome.meta is not None
-    ]
+    calls = calls_of_run(graph, outcomes)
     if not calls:
         raise SpecError(
             "a timeline needs the outcomes of a run", hint="draw(result.graph, 'trace', outcomes=result.outcomes)"
         )
     events = [_metadata(graph.name), *_call_events(calls), *_load_events(calls)]
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False) + "\n"
+
+
+def calls_of_run(graph: Graph, outcomes: Mapping[str, Outcome]) -> list[Call]:
+    """The calls that finished. outcomes: by the ids of the run."""
+    names = names_of(graph)
+    return [
+        Call(made.node.id, made.node.kind, made.id, title(made.node, names), made.given.meta)
+        for made in instances(graph, outcomes)
+        if made.given.meta is not None
+    ]
 
 
 def _metadata(name: str) -> dict[str, Any]:
