@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
 
+from ..ir.evaluation import text_of
 from ..ir.execution import MISSING, Outcome
-from ..ir.nodes import Concat, Constant, Expression, ListOf, Reference
+from ..ir.nodes import Concat, Constant, Expression, ListOf, Operation, Piece, Plain, Reference
+from ..ir.operations import splice
 from ..ir.specs import JoinMode
 
+K = TypeVar("K")
 Convert: TypeAlias = Callable[[Any], Any]
 LIST_MODES = frozenset({"all", "settle", "first"})
 
@@ -40,6 +43,11 @@ class Bound:
         """How other nodes mention it."""
         return Reference(self.node_id)
 
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """How text mentions it, without waiting."""
+        return (self.expression,) if isinstance(self.expression, Reference) else ()
+
     def finish(self, outcome: Outcome) -> Any:
         """The value the user reads."""
         return self.typed(outcome.value)
@@ -50,54 +58,99 @@ class Bound:
 
 
 class Gathered(Bound):
-    """The value of a join. `parts`: per branch what it bound, or None.
+    """The value of a join. `parts`: per branch what it bound since the fork, or None. `skipped`: branches that took no part.
 
-    A branch whose own value is a plain join's list is spliced into the list, so that gathering through several levels
-    of forks does not nest lists (`spliced`, by branch; off with `nested=True`). For the graph such a branch's value is
-    the ListOf its leaves.
+    Where a plain join gathers what is itself a plain join's list, that list's items stand in its place (`nested=True`: the
+    list does), so that gathering through several levels of forks does not nest lists. The node's own value always is
+    one item per branch; what every mention of this binding means is that value with the lists at `spliced` spliced in.
     """
 
-    __slots__ = ("leaves", "mode", "parts", "spliced")
+    __slots__ = ("flat", "leaves", "mode", "parts", "skipped", "spliced")
 
     def __init__(
-        self, node_id: str, parts: Sequence[Bound | None], mode: JoinMode, *, label: object = None, nested: bool = False
+        self,
+        node_id: str,
+        parts: Sequence[Bound | None],
+        mode: JoinMode,
+        *,
+        label: object = None,
+        nested: bool = False,
+        skipped: Sequence[int] = (),
     ) -> None:
         super().__init__(node_id, None, label)
         self.parts = parts
         self.mode = mode
-        self.spliced = [not nested and isinstance(part, Gathered) and part.mode == "all" for part in parts]
-        self.leaves: list[Bound | None] = []  # what the list is made of, in order
-        for part, spliced in zip(parts, self.spliced, strict=True):
-            self.leaves.extend(part.leaves if spliced and isinstance(part, Gathered) else (part,))
+        self.skipped = frozenset(skipped)
+        listed = [parts[index] for index in self.listed(())]
+        self.flat = mode == "all" and not nested
+        self.spliced = tuple(i for i, part in enumerate(listed) if self.flat and _is_plain_list(part))
+        self.leaves: list[Bound | None] = []  # what its items are, in order, where the mode is a list of known length
+        for i, part in enumerate(listed):
+            self.leaves.extend(part.leaves if i in self.spliced and isinstance(part, Gathered) else (part,))
+
+    def listed(self, winners: Sequence[int]) -> Sequence[int]:
+        """The branches of which its list has an item each, in order."""
+        match self.mode:
+            case "settle":
+                return range(len(self.parts))
+            case "first":
+                return sorted(winners)
+            case "all":
+                return [index for index in range(len(self.parts)) if index not in self.skipped]
+        return ()
+
+    @property
+    def expression(self) -> Reference:
+        """Its value, as it is read."""
+        return Reference(self.node_id, (Operation("splice", self.spliced),) if self.spliced else ())
+
+    def taken_of(self, part: Bound | None) -> Expression | None:
+        """What the Join node gathers of a branch. Of a list whose items are spliced in, the items themselves where there are
+        no gaps, so that joins of joins do not wait for each other one by one.
+        """
+        if part is None:
+            return None
+        if isinstance(part, Gathered) and self.flat and _is_plain_list(part):
+            items = [leaf.expression for leaf in part.leaves if leaf is not None]
+            if len(items) == len(part.leaves):
+                return ListOf(tuple(items))
+        return part.expression
+
+    def calls(self, winners: Sequence[int]) -> Iterator[Bound]:
+        """What it gathered, through all inner joins, in order; of a mode that decides only what won."""
+        if self.mode in ("all", "settle"):
+            waiting = list(reversed(self.leaves))
+        else:
+            waiting = [self.parts[index] for index in sorted(winners, reverse=True)]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, Gathered):
+                waiting.extend(reversed(part.leaves))
+            elif part is not None:
+                yield part
 
     def finish(self, outcome: Outcome) -> Any:
         """A list in branch order, or the one value that the mode decided on."""
         if self.mode == "concat":
             return outcome.text
         if self.mode not in LIST_MODES:
-            index = outcome.winners[0] if outcome.winners else 0
-            return self._one(index, outcome.value)
-        values: list[Any] = outcome.value
-        indexes = range(len(values)) if len(values) == len(self.parts) else sorted(outcome.winners or ())
-        finished: list[Any] = []
-        for index, value in zip(indexes, values, strict=True):
-            if self.spliced[index] and isinstance(value, list):
-                finished.extend(self._one(index, value))
-            else:
-                finished.append(self._one(index, value))
-        return finished
+            return _typed(self.parts[outcome.winners[0]] if outcome.winners else None, outcome.value)
+        if self.mode == "all":
+            return self.typed(splice(outcome.value, *self.spliced))
+        parts = [self.parts[index] for index in self.listed(outcome.winners or ())]
+        return [_typed(part, item) for part, item in zip(parts, outcome.value, strict=True)]
 
     def typed(self, value: Any) -> Any:
-        """Its list inside another join's value."""
-        if self.mode not in LIST_MODES or not isinstance(value, list):
-            return value
-        leaves = [leaf for leaf in self.leaves if leaf is not None]
-        if len(leaves) != len(value):
-            return value
-        return [_one(leaf, item) for leaf, item in zip(leaves, value, strict=True)]
+        """Its value inside another join's."""
+        return _typed(self, value)
 
-    def _one(self, index: int, value: Any) -> Any:
-        return _one(self.parts[index], value)
+    def inner(self, value: Any) -> Sequence[Bound | None] | Bound | None:
+        """Whose the items of a value of it are: one for each, or one for the value as a whole."""
+        if self.mode in ("all", "settle"):
+            return self.leaves if isinstance(value, list) and len(value) == len(self.leaves) else None
+        some = [part for part in self.parts if part is not None]
+        alike = some[0] if all(type(p) is type(some[0]) and p.convert == some[0].convert for p in some) else None
+        return [alike] * len(value) if self.mode == "first" and isinstance(value, list) else alike
 
 
 class Local(Bound):
@@ -105,8 +158,8 @@ class Local(Bound):
 
     __slots__ = ()
 
-    def resolve(self, text_of: Callable[[str], str]) -> Any:
-        """The value. `text_of`: waits for the text of a node."""
+    def resolve(self, text_at: Callable[[str], str]) -> Any:
+        """The value. `text_at`: waits for the text of a node."""
         raise NotImplementedError
 
 
@@ -124,9 +177,14 @@ class Span(Local):
         """One text."""
         return Concat(self.parts)
 
-    def resolve(self, text_of: Callable[[str], str]) -> str:
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """Its parts."""
+        return tuple(Plain(str(part.value)) if isinstance(part, Constant) else part for part in self.parts)
+
+    def resolve(self, text_at: Callable[[str], str]) -> str:
         """The texts of its parts."""
-        return "".join(str(p.value) if isinstance(p, Constant) else text_of(p.node_id) for p in self.parts)
+        return "".join(str(p.value) if isinstance(p, Constant) else text_at(p.node_id) for p in self.parts)
 
 
 class Given(Local):
@@ -143,24 +201,38 @@ class Given(Local):
         """The value, as it is."""
         return Constant(self.value)
 
-    def resolve(self, text_of: Callable[[str], str]) -> Any:
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The value as text."""
+        return (Plain(text_of(self.value)),)
+
+    def resolve(self, text_at: Callable[[str], str]) -> Any:
         """The value, as it is."""
         return self.value
 
 
-def value_in_join(part: Bound | None, *, nested: bool) -> Expression | None:
-    """What a Join gathers from one branch."""
-    if part is None:
-        return None
-    if isinstance(part, Gathered) and part.mode == "all" and not nested:
-        return ListOf(tuple(leaf.expression for leaf in part.leaves if leaf is not None))
-    return part.expression
+def _is_plain_list(part: Bound | None) -> bool:
+    return isinstance(part, Gathered) and part.mode == "all"
 
 
-def _one(part: Bound | None, value: Any) -> Any:
-    if part is None or value is MISSING or isinstance(value, BaseException):
-        return value
-    return part.typed(value)
+def _typed(part: Bound | None, value: Any) -> Any:
+    """What a user reads of a value that `part` has inside a join. Joins nest as deep as a program likes, so no recursion."""
+    found: list[Any] = [value]
+    waiting: list[tuple[Bound | None, Any, list[Any], int]] = [(part, value, found, 0)]
+    while waiting:
+        part, value, into, at = waiting.pop()
+        if part is None or value is MISSING or isinstance(value, BaseException):
+            into[at] = value
+        elif not isinstance(part, Gathered):
+            into[at] = part.typed(value)
+        else:
+            inner = part.inner(value)
+            if isinstance(inner, Sequence):
+                into[at] = items = list(value)
+                waiting.extend((one, item, items, i) for i, (one, item) in enumerate(zip(inner, value, strict=True)))
+            else:
+                waiting.append((inner, value, into, at))
+    return found[0]
 
 
 def history(bound: Bound, *, of_handle: bool) -> list[Bound]:
@@ -171,3 +243,65 @@ def history(bound: Bound, *, of_handle: bool) -> list[Bound]:
         found.append(current)
         current = current.earlier_of_handle if of_handle else current.earlier
     return found[::-1]
+
+
+class Bindings(Generic[K]):
+    """What names (or handles) stand for on one context path. A fork costs the same however much is bound.
+
+    own: what was bound on this path since the fork that it began with, each to its latest; this is what a branch has to
+    offer its joins, everywhere. What it began with is shared with the parent and its other branches, in layers that never
+    change and at least double in size from the newest to the oldest, so that there are few to look into.
+    """
+
+    __slots__ = ("_before", "_fresh", "_shared", "own")
+
+    def __init__(self, before: tuple[dict[K, Bound], ...] = ()) -> None:
+        self.own: dict[K, Bound] = {}
+        self._before = before
+        self._shared = before  # what a branch that forks off now begins with, but for `_fresh`
+        self._fresh: dict[K, Bound] = {}
+
+    def bind(self, key: K, bound: Bound) -> None:
+        """Make a name stand for something from here on."""
+        self.own[key] = bound
+        self._fresh[key] = bound
+
+    def get(self, key: K) -> Bound | None:
+        """What it stands for, or None."""
+        found = self.own.get(key)
+        if found is None:
+            for layer in reversed(self._before):
+                found = layer.get(key)
+                if found is not None:
+                    return found
+        return found
+
+    def branch(self) -> Bindings[K]:
+        """Of a path that forks off here: it begins with all there is, and has nothing of its own."""
+        if self._fresh:
+            layers, newest = list(self._shared), self._fresh
+            while layers and len(layers[-1]) < 2 * len(newest):
+                newest = {**layers.pop(), **newest}
+            self._shared = (*layers, newest)
+            self._fresh = {}
+        return Bindings(self._shared)
+
+    def copy(self) -> Bindings[K]:
+        """The same, to go on apart."""
+        copy = Bindings(self._before)
+        copy.own = dict(self.own)
+        copy._shared, copy._fresh = self._shared, dict(self._fresh)
+        return copy
+
+    def items(self) -> Iterable[tuple[K, Bound]]:
+        """Everything bound, in the order in which it was first."""
+        found: dict[K, Bound] = {}
+        for layer in self._before:
+            found.update(layer)
+        return {**found, **self.own}.items()
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.own or any(key in layer for layer in self._before)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter([key for key, _ in self.items()])

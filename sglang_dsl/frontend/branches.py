@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
 from ..errors import BranchError, DslError, ForkError, JoinError, Origin
 from ..ir.specs import JoinMode
-from .bindings import Bound, Gathered
+from .bindings import Gathered
 from .drafting import Cursor
 from .expressions import Handle
 from .gathering import JoinRequest, check_parent, gather, gather_text, new_names
@@ -38,13 +38,12 @@ S = TypeVar("S", bound=Branched)
 class Branches(Generic[S]):
     """States made by one fork, in order. `branches += x` appends to each; `x` may be a function of the index."""
 
-    __slots__ = ("_before", "_fork_id", "_parent", "_states")
+    __slots__ = ("_fork_id", "_parent", "_states")
 
-    def __init__(self, parent: S, fork_id: str, states: list[S], before: dict[str, Bound]) -> None:
+    def __init__(self, parent: S, fork_id: str, states: list[S]) -> None:
         self._parent = parent
         self._fork_id = fork_id
         self._states = states
-        self._before = before
 
     def __len__(self) -> int:
         return len(self._states)
@@ -142,16 +141,24 @@ class Branches(Generic[S]):
     # joins -------------------------------------------------------------------------------------------------------
 
     @overload
-    def join(self, what: Handle[T], *, mode: Literal["all"] = "all", nested: bool = False) -> Joined[T]: ...
+    def join(
+        self, what: Handle[T], *, mode: Literal["all"] = "all", nested: bool = False,
+        accept: Iterable[int] | None = None,
+    ) -> Joined[T]: ...  # fmt: skip
     @overload
-    def join(self, what: str, *, mode: Literal["all"] = "all", nested: bool = False) -> Joined[Any]: ...
+    def join(
+        self, what: str, *, mode: Literal["all"] = "all", nested: bool = False, accept: Iterable[int] | None = None
+    ) -> Joined[Any]: ...
     @overload
     def join(
         self, what: Handle[Any] | str, *, mode: JoinMode, k: int | None = None,
         key: Callable[[Any], Any] | None = None, nested: bool = False,
+        accept: Iterable[int] | None = None, cancel_rest: bool = True,
     ) -> Any: ...  # fmt: skip
     @overload
-    def join(self, what: None = None, *, mode: JoinMode = "all", nested: bool = False) -> Any: ...
+    def join(
+        self, what: None = None, *, mode: JoinMode = "all", nested: bool = False, accept: Iterable[int] | None = None
+    ) -> Any: ...
     def join(
         self,
         what: Handle[Any] | str | None = None,
@@ -160,75 +167,88 @@ class Branches(Generic[S]):
         k: int | None = None,
         key: Callable[[Any], Any] | None = None,
         nested: bool = False,
+        accept: Iterable[int] | None = None,
+        cancel_rest: bool = True,
     ) -> Any:
         """Gather what the branches bound, in branch order, and bind the name in the parent. Does not wait.
 
         Without `what`: everything the branches have bound since the fork, each name on its own; gives the list where
-        it is one name, a dict of lists by name where there are more, and None where there is none. A branch that gathered the
-        name in an inner join adds that list's items, not a list (`nested=True`: a list).
+        it is one name, a dict of lists by name where there are more, and None where there is none.
+
+        What counts is what a branch bound since the fork, in every mode: a branch that bound nothing has MISSING in its place,
+        whatever the parent had under that name. A branch that gathered the name in an inner join adds that list's items to
+        the list of mode "all" (`nested=True`: the list); in the other modes its list is one value. What is read, mentioned
+        (`s.ref`, `s += joined`), handed to a tool and iterated is the same value.
+
+        A branch that was cancelled takes no part, whether it had finished or not: it is left out of lists and text, never
+        wins, and "settle" has a CancelledError in its place. `accept` (branch numbers) says instead which branches take part.
 
         mode: "all" (siblings finish, then the first failure is raised as a JoinError with every result), "settle"
         (a list of values, errors and MISSING), "first" (the first `k` successes), "quorum" (the first value that `k`
         branches agree on), "vote" (the majority), "best" (the value with the highest `key(value)`), "concat" (no
-        value: the branches' text is appended to the parent).
+        value: the branches' text is appended to the parent). "first", "quorum" and "vote" cancel the branches that still run once
+        they are decided, except those that another join of this fork waits for (`cancel_rest=False`: none).
 
         Raises:
-            BranchError: the parent was itself joined. UnknownNameError: no branch has bound `what`. SpecError: `k` or
-            `key` does not fit the mode.
+            BranchError: the parent was itself joined. UnknownNameError: no branch has bound `what` since the fork. SpecError:
+            `k` or `key` does not fit the mode, or `accept` names no branches.
         """
         site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode=mode, k=k, key=key, nested=nested), site)
+        request = JoinRequest(mode=mode, k=k, key=key, nested=nested, accept=accept, cancel_rest=bool(cancel_rest))
+        return self._join(what, request, site)
 
-    def settle(self, what: Handle[T] | str) -> Joined[Any]:
+    def settle(self, what: Handle[T] | str, *, accept: Iterable[int] | None = None) -> Joined[Any]:
         """`join(what, mode="settle")`: values, errors and MISSING by branch; raises nothing itself."""
         site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="settle"), site)  # type: ignore[no-any-return]
+        return self._join(what, JoinRequest(mode="settle", accept=accept), site)  # type: ignore[no-any-return]
 
-    def first(self, what: Handle[T], k: int = 1) -> Joined[T]:
-        """The first `k` values, in branch order; the other branches are cancelled."""
+    def first(
+        self, what: Handle[T] | str, k: int = 1, *, accept: Iterable[int] | None = None, cancel_rest: bool = True
+    ) -> Joined[T]:
+        """The first `k` values, in branch order; the other branches are cancelled. See `join` for `accept` and `cancel_rest`."""
         site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="first", k=k), site)  # type: ignore[no-any-return]
+        return self._join(what, JoinRequest(mode="first", k=k, accept=accept, cancel_rest=cancel_rest), site)  # type: ignore[no-any-return]
 
-    def quorum(self, what: Handle[T], k: int) -> Lazy[T]:
+    def quorum(
+        self, what: Handle[T] | str, k: int, *, accept: Iterable[int] | None = None, cancel_rest: bool = True
+    ) -> Lazy[T]:
         """The first value that `k` branches agree on; the other branches are cancelled."""
         site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="quorum", k=k), site)  # type: ignore[no-any-return]
+        return self._join(what, JoinRequest(mode="quorum", k=k, accept=accept, cancel_rest=cancel_rest), site)  # type: ignore[no-any-return]
 
-    def vote(self, what: Handle[T]) -> Lazy[T]:
+    def vote(self, what: Handle[T] | str, *, accept: Iterable[int] | None = None, cancel_rest: bool = True) -> Lazy[T]:
         """The value of most branches, decided as soon as the rest cannot change it; ties go to the lowest branch."""
         site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="vote"), site)  # type: ignore[no-any-return]
+        return self._join(what, JoinRequest(mode="vote", accept=accept, cancel_rest=cancel_rest), site)  # type: ignore[no-any-return]
 
-    def best(self, what: Handle[T], key: Callable[[T], Any]) -> Lazy[T]:
+    def best(self, what: Handle[T] | str, key: Callable[[T], Any], *, accept: Iterable[int] | None = None) -> Lazy[T]:
         """The value for which `key` is highest; waits for all branches."""
         site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="best", key=key), site)  # type: ignore[no-any-return]
+        return self._join(what, JoinRequest(mode="best", key=key, accept=accept), site)  # type: ignore[no-any-return]
 
-    def concat(self) -> None:
-        """Append the text of every branch to the parent, in branch order."""
-        self._join_as("concat", self._site(sys._getframe(1)))
+    def concat(self, *, accept: Iterable[int] | None = None) -> None:
+        """Append the text of every branch that takes part to the parent, in branch order."""
+        self._join(None, JoinRequest(mode="concat", accept=accept), self._site(sys._getframe(1)))
 
-    def _join(self, what: Handle[Any] | str | None, request: JoinRequest, site: Site) -> Any:
+    def _join(self, what: Handle[Any] | str | None, request: JoinRequest, site: Site, *, only_new: bool = False) -> Any:
+        """`only_new`: of all names, those that the parent does not have yet."""
         cursors = [state._cursor for state in self._states]
         parent = self._parent._cursor
         check_parent(parent, site)
-        request.check(len(cursors), site)
-        if request.mode == "concat" or what is None:
-            return self._join_everything(parent, cursors, request, site)
-        return self._lazy(gather(parent, self._fork_id, cursors, what, request, site), what)
-
-    def _join_as(self, mode: JoinMode, site: Site) -> None:
-        self._join(None, JoinRequest(mode=mode), site)
-
-    def _join_everything(self, parent: Cursor, cursors: list[Cursor], request: JoinRequest, site: Site) -> Any:
-        names = [] if request.mode == "concat" else new_names(cursors, self._before)
+        skipped = request.skipped(cursors, site)
+        request.check(len(cursors) - len(skipped), site)
+        if what is not None and request.mode != "concat":
+            return self._lazy(gather(parent, self._fork_id, cursors, what, request, skipped, site))
+        names = [] if request.mode == "concat" else new_names(cursors)
+        if only_new:
+            names = [name for name in names if name not in parent.names]
         if not names:
-            gather_text(parent, self._fork_id, cursors, site, request.mode)
+            gather_text(parent, self._fork_id, cursors, request, skipped, site)
             return None
-        found = {name: self._lazy(gather(parent, self._fork_id, cursors, name, request, site), name) for name in names}
-        return found if len(found) > 1 else found[names[0]]
+        gathered = {n: self._lazy(gather(parent, self._fork_id, cursors, n, request, skipped, site)) for n in names}
+        return gathered if len(gathered) > 1 else gathered[names[0]]
 
-    def _lazy(self, gathered: Gathered, what: object) -> Any:
+    def _lazy(self, gathered: Gathered) -> Any:
         lists = gathered.mode in ("all", "settle", "first")
         return (
             Joined(self._parent._cursor.recorder, gathered) if lists else Lazy(self._parent._cursor.recorder, gathered)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError, TraceError
 from ..ir.nodes import Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, Text
-from .bindings import Bound
+from .bindings import Bindings, Bound
 from .expressions import Chain, Expression, Handle, Mention
 from .recorder import Recorder, no_text
 from .sites import Site
@@ -21,6 +21,7 @@ class Line:
 
     tip: id of the last node. branch: index to note on the next node, where `tip` is the fork this branch starts at.
     suffix: the branch path as it stands in node ids, "[0,2]". role: the open turn. closed: where it was joined.
+    handles: what was appended here, or before the fork. gathered: what joins on this very path gathered of a handle.
     """
 
     __slots__ = (
@@ -31,6 +32,7 @@ class Line:
         "counts",
         "first",
         "forks",
+        "gathered",
         "handles",
         "path",
         "role",
@@ -46,7 +48,7 @@ class Line:
         path: str = "",
         role: str | None = None,
         control: tuple[str, ...] = (),
-        handles: dict[Handle[Any], Bound] | None = None,
+        handles: Bindings[Handle[Any]] | None = None,
     ) -> None:
         self.tip = tip
         self.branch = branch
@@ -54,7 +56,8 @@ class Line:
         self.suffix = f"[{path}]" if path else ""
         self.role = role
         self.control = control
-        self.handles: dict[Handle[Any], Bound] = {} if handles is None else handles
+        self.handles: Bindings[Handle[Any]] = Bindings() if handles is None else handles
+        self.gathered: dict[Handle[Any], Bound] = {}
         self.counts: dict[str, int] = {}
         self.forks = 0
         self.first: str | None = None
@@ -64,7 +67,7 @@ class Line:
     def start_branch(self, fork_id: str, index: int, path: str) -> Line:
         """The line of one branch: same open turn and handles as here."""
         return Line(
-            tip=fork_id, branch=index, path=path, role=self.role, control=self.control, handles=dict(self.handles)
+            tip=fork_id, branch=index, path=path, role=self.role, control=self.control, handles=self.handles.branch()
         )
 
 
@@ -73,7 +76,7 @@ class Cursor:
 
     __slots__ = ("line", "names", "recorder", "scope")
 
-    def __init__(self, recorder: Recorder, line: Line, names: dict[str, Bound], scope: str) -> None:
+    def __init__(self, recorder: Recorder, line: Line, names: Bindings[str], scope: str) -> None:
         self.recorder = recorder
         self.line = line
         self.names = names
@@ -103,14 +106,21 @@ class Cursor:
         round_ = "" if line.forks == 1 else f"{line.forks}:"
         above = f"{line.path}," if line.path else ""
         return [
-            Cursor(self.recorder, line.start_branch(fork_id, i, f"{above}{round_}{i}"), dict(self.names), self.scope)
+            Cursor(self.recorder, line.start_branch(fork_id, i, f"{above}{round_}{i}"), self.names.branch(), self.scope)
             for i in range(n)
         ]
 
     def rebind(self, name: str, bound: Bound) -> None:
         """Make a name stand for `bound` from here on."""
         bound.earlier = self.names.get(name)
-        self.names[name] = bound
+        self.names.bind(name, bound)
+
+    def bound_since_fork(self, what: Handle[Any] | str) -> Bound | None:
+        """What this branch has to offer a join: what it bound, or gathered of its own branches, since the fork; or None."""
+        if isinstance(what, str):
+            return self.names.own.get(what)
+        found = self.line.gathered.get(what) or self.line.handles.own.get(what)
+        return self.names.own.get(what.name) if found is None and what.name is not None else found
 
     def path(self) -> list[Node]:
         """The nodes from the root to here."""
@@ -273,7 +283,7 @@ class Statement:
             self._line.counts[self._base] = self._count
         return self.nodes
 
-    def commit(self, names: dict[str, Bound]) -> None:
+    def commit(self, names: Bindings[str]) -> None:
         """The recorder has taken the nodes: move the line on and make the bindings. `names`: of the state's scope."""
         line = self._line
         if not self.nodes:
@@ -285,10 +295,12 @@ class Statement:
             line.first = self.nodes[0].id
         for handle, bound in self._bindings:
             bound.earlier_of_handle = line.handles.get(handle)
-            line.handles[handle] = bound
+            line.handles.bind(handle, bound)
+            if line.gathered:
+                line.gathered.pop(handle, None)
             if handle.name is not None:
                 bound.earlier = names.get(handle.name)
-                names[handle.name] = bound
+                names.bind(handle.name, bound)
 
     def _push_text(self) -> None:
         self._tip = self._place(Text, self._tip, self._branch, {"pieces": tuple(self._pieces)})

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from ..errors import BranchError, RoleError, SpecError, UnknownNameError
 from ..ir.nodes import Join
 from ..ir.specs import JoinMode
-from .bindings import Bound, Convert, Gathered, value_in_join
+from .bindings import Bound, Gathered
 from .drafting import Cursor, Statement
 from .expressions import Handle
 from .sites import Site
@@ -17,31 +17,50 @@ from .sites import Site
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
-    """How branches are to be joined."""
+    """How branches are to be joined. See `Branches.join`."""
 
     mode: JoinMode = "all"
     k: int | None = None
     key: Callable[[Any], Any] | None = None
     nested: bool = False
+    accept: Iterable[int] | None = None
+    cancel_rest: bool = True
 
     def check(self, size: int, site: Site) -> None:
-        """Raise SpecError where the mode is unknown, or the options do not fit it or the number of branches."""
+        """Raise SpecError where the mode is unknown, or the options do not fit it or the number of branches that take part."""
         if self.mode not in get_args(JoinMode):
             raise SpecError(
                 f"mode={self.mode!r} is unknown", hint=f"one of {', '.join(get_args(JoinMode))}", origin=site.origin
             )
         needs_k = self.mode in ("first", "quorum")
         if needs_k and (isinstance(self.k, bool) or not isinstance(self.k, int) or not 1 <= self.k <= size):
-            raise SpecError(
-                f"mode {self.mode!r} of {size} branches with k={self.k!r}",
-                hint=f"give k between 1 and {size}",
-                origin=site.origin,
-            )
+            hint = f"give k between 1 and {size}" if size else "no branch takes part: all were cancelled"
+            raise SpecError(f"mode {self.mode!r} of {size} branches with k={self.k!r}", hint=hint, origin=site.origin)
         if not needs_k and self.k is not None:
             raise SpecError(f"mode {self.mode!r} takes no k", hint="use mode='first' or 'quorum'", origin=site.origin)
         if (self.mode == "best") != (self.key is not None):
             what = "mode 'best' needs a key" if self.mode == "best" else f"mode {self.mode!r} takes no key"
             raise SpecError(what, hint="branches.best(x, key=function)", origin=site.origin)
+
+    def skipped(self, branches: Sequence[Cursor], site: Site) -> tuple[int, ...]:
+        """The branches that take no part: those that were cancelled, or all that `accept` does not name."""
+        if self.accept is None:
+            return tuple(index for index, branch in enumerate(branches) if branch.line.cancelled)
+        if isinstance(self.accept, (str, bytes)) or not isinstance(self.accept, Iterable):
+            raise _no_branches(self.accept, len(branches), site)
+        accepted = list(self.accept)
+        for index in accepted:
+            if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(branches):
+                raise _no_branches(accepted, len(branches), site)
+        return tuple(sorted(set(range(len(branches))) - set(accepted)))
+
+
+def _no_branches(accept: object, size: int, site: Site) -> SpecError:
+    return SpecError(
+        f"accept={accept!r} does not name branches of {size}",
+        hint=f"a list of numbers from 0 to {size - 1}",
+        origin=site.origin,
+    )
 
 
 def gather(
@@ -50,44 +69,57 @@ def gather(
     branches: Sequence[Cursor],
     what: Handle[Any] | str,
     request: JoinRequest,
+    skipped: tuple[int, ...],
     site: Site,
 ) -> Gathered:
     """Join the branches' values of one name or handle in the parent. Closes the branches to appends."""
-    parts = [_bound_in(branch, what) for branch in branches]
-    if not any(parts):
+    bound = [branch.bound_since_fork(what) for branch in branches]
+    if not any(part is not None for part in bound):
         raise UnknownNameError(
-            f"no branch has bound {what!r}", hint="append the handle to a branch before the join", origin=site.origin
+            f"no branch has bound {what!r} since the fork",
+            hint="append the handle to a branch before the join",
+            origin=site.origin,
         )
+    parts = [None if index in skipped else part for index, part in enumerate(bound)]
     statement = parent.draft(site)
     name = what if isinstance(what, str) else what.name
-    gathered = _push(statement, fork_id, branches, name, parts, request)
+    gathered = _push(statement, fork_id, branches, name, parts, request, skipped)
     parent.commit(statement)
     _close(branches, site)
     if name is not None:
         parent.rebind(name, gathered)
+    if isinstance(what, Handle):
+        parent.line.gathered[what] = gathered
     return gathered
 
 
-def gather_text(parent: Cursor, fork_id: str, branches: Sequence[Cursor], site: Site, mode: JoinMode) -> Gathered:
+def gather_text(
+    parent: Cursor,
+    fork_id: str,
+    branches: Sequence[Cursor],
+    request: JoinRequest,
+    skipped: tuple[int, ...],
+    site: Site,
+) -> Gathered:
     """Join branches of which no value is wanted: only their text (`concat`), or only their end.
 
     Raises:
         RoleError: text that begins or ends a turn of its own would be appended.
     """
-    if mode == "concat":
-        _check_turns(parent, branches, site)
+    if request.mode == "concat":
+        _check_turns(parent, branches, skipped, site)
     statement = parent.draft(site)
-    gathered = _push(statement, fork_id, branches, None, [None] * len(branches), JoinRequest(mode=mode))
+    gathered = _push(statement, fork_id, branches, None, [None] * len(branches), request, skipped)
     parent.commit(statement)
     _close(branches, site)
     return gathered
 
 
-def new_names(branches: Sequence[Cursor], before: dict[str, Any]) -> list[str]:
+def new_names(branches: Sequence[Cursor]) -> list[str]:
     """Names that some branch has bound since the fork, in order of appearance."""
     found: dict[str, None] = {}
     for branch in branches:
-        found.update((name, None) for name, bound in branch.names.items() if before.get(name) is not bound)
+        found.update(dict.fromkeys(branch.names.own))
     return list(found)
 
 
@@ -101,13 +133,6 @@ def check_parent(parent: Cursor, site: Site) -> None:
         )
 
 
-def _bound_in(branch: Cursor, what: Handle[Any] | str) -> Bound | None:
-    bound = branch.names.get(what) if isinstance(what, str) else branch.line.handles.get(what)
-    if bound is None and isinstance(what, Handle) and what.name is not None:
-        return branch.names.get(what.name)  # gathered by name in an inner join of this branch
-    return bound
-
-
 def _push(
     statement: Statement,
     fork_id: str,
@@ -115,27 +140,32 @@ def _push(
     name: str | None,
     parts: Sequence[Bound | None],
     request: JoinRequest,
+    skipped: tuple[int, ...],
 ) -> Gathered:
     key = None
     if request.key is not None:
-        convert = next((part.convert for part in parts if part is not None), None)
-        key = statement.register(_key_of(request.key), _on_typed(request.key, convert))
-    node_id = statement.push(
+        some = next((part for part in parts if part is not None), None)
+        key = statement.register(_key_of(request.key), _on_typed(request.key, some))
+    label = f"join of {name!r}" if name else "join"
+    gathered = Gathered("", parts, request.mode, label=label, nested=request.nested, skipped=skipped)
+    gathered.node_id = statement.push(
         Join,
         fork=fork_id,
         name=name,
         mode=request.mode,
         tips=tuple(branch.line.tip for branch in branches),
-        values=tuple(value_in_join(part, nested=request.nested) for part in parts),
+        values=tuple(map(gathered.taken_of, parts)),
         k=request.k,
         key=key,
+        skipped=skipped,
+        cancel_rest=request.cancel_rest,
     )
-    return Gathered(node_id, parts, request.mode, label=f"join of {name!r}" if name else "join", nested=request.nested)
+    return gathered
 
 
-def _check_turns(parent: Cursor, branches: Sequence[Cursor], site: Site) -> None:
+def _check_turns(parent: Cursor, branches: Sequence[Cursor], skipped: Sequence[int], site: Site) -> None:
     for index, branch in enumerate(branches):
-        if branch.line.role != parent.line.role:
+        if branch.line.role != parent.line.role and index not in skipped:
             opened, wanted = branch.line.role or "no", parent.line.role or "no"
             raise RoleError(
                 f"branch {index} ends with {opened} turn open, its parent has {wanted} turn open",
@@ -153,6 +183,7 @@ def _key_of(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
 
 
-def _on_typed(key: Callable[[Any], Any], convert: Convert | None) -> Callable[[Any], Any]:
+def _on_typed(key: Callable[[Any], Any], part: Bound | None) -> Callable[[Any], Any]:
     """The key, called with the value as the user would read it."""
-    return key if convert is None else lambda value: key(convert(value))
+    plain = part is None or (part.convert is None and not isinstance(part, Gathered))
+    return key if part is None or plain else lambda value: key(part.typed(value))

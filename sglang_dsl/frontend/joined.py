@@ -10,7 +10,6 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..ir.nodes import Expression as DataExpression
-from ..ir.nodes import Reference
 from .bindings import Bound
 from .expressions import Draft, Expression
 
@@ -56,7 +55,8 @@ class Lazy(Expression, Generic[V]):
 
     def write(self, draft: Draft) -> None:
         """Mention the value: text as it is, all else as JSON."""
-        draft.say(Reference(self.bound.node_id))
+        for piece in self.bound.pieces:
+            draft.say(piece)
 
     @property
     def expression(self) -> DataExpression:

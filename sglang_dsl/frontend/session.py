@@ -10,6 +10,7 @@ from ..errors import CancelledError, Origin, ProgramError
 from ..ir.execution import Executor, Run, RunSpec, RunSummary, resolve
 from ..ir.graph import Graph
 from ..ir.nodes import Join, Return
+from .bindings import Bindings
 from .drafting import Cursor, Line
 from .expressions import Expression
 from .joined import Lazy
@@ -37,7 +38,7 @@ class Session(Generic[R]):
         self._executor: Executor = resolve(spec.options.backend)
         self.run: Run = self._executor.open(spec)
         self.recorder = LiveRecorder(self.run, Graph(name=spec.program), sites, asynchronous=asynchronous)
-        self.state = State(Cursor(self.recorder, Line(), {}, ""))
+        self.state = State(Cursor(self.recorder, Line(), Bindings(), ""))
 
     def execute(self) -> Result[R]:
         """Run the body on this thread. Raises nothing: what ended the run, also a KeyboardInterrupt, is in `Result.error`."""

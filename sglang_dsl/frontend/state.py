@@ -11,16 +11,16 @@ whose `read` returns abstract values, whose `pieces` finds them in strings, and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import CodeType
 from typing import Any, NoReturn, TypeVar, overload
 
 from ..errors import DslError, ForkError, Origin, ProgramError, UnknownNameError
 from ..ir.execution import Meta, Outcome
-from ..ir.nodes import Fork, Reference
+from ..ir.nodes import Fork
 from ..ir.nodes import Tool as ToolNode
-from .bindings import Bound, Gathered, Local, history
+from .bindings import Bindings, Bound, Gathered, Local, history
 from .branches import Branches
 from .drafting import Cursor, Statement
 from .expressions import Handle, Mention
@@ -29,7 +29,7 @@ from .regions import check_limit
 from .sites import Site, caller_origin
 from .spans import NamedSpan, OpenTurn
 from .tools import Tool
-from .transcript import messages_of, pieces_of, text_of
+from .transcript import messages_of, text_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -119,16 +119,22 @@ class State:
     def metas(self, key: Handle[Any] | str) -> list[Meta]:
         """`meta` of each sample of a `gen(n=...)`, or of each call that a join gathered, in order."""
         bound = self._find(key)
-        calls = [leaf for leaf in bound.leaves if leaf is not None] if isinstance(bound, Gathered) else [bound]
-        metas = [self._cursor.recorder.outcome(call.node_id).meta for call in calls if not isinstance(call, Local)]
+        recorder = self._cursor.recorder
+        calls: Iterable[Bound] = [bound]
+        if isinstance(bound, Gathered):
+            settled = recorder.outcome(bound.node_id)
+            calls = [
+                c for c in bound.calls(settled.winners or ()) if isinstance(c, Local) or recorder.is_finished(c.node_id)
+            ]
+        metas = [recorder.outcome(call.node_id).meta for call in calls if not isinstance(call, Local)]
         return [meta for meta in metas if meta is not None]
 
     def ref(self, key: Handle[Any] | str | Lazy[Any]) -> Mention:
         """Mention a value in text without waiting for it: `s += "You said " + s.ref("a")`."""
         if isinstance(key, Lazy):
-            return Mention((Reference(key.bound.node_id),), repr(key))
+            return Mention(key.bound.pieces, repr(key))
         bound = self._find(key)
-        return Mention(pieces_of(bound), repr(key))
+        return Mention(bound.pieces, repr(key))
 
     def _value(self, bound: Bound, timeout_s: float | None = None) -> Any:
         recorder = self._cursor.recorder
@@ -206,8 +212,7 @@ class State:
         statement = self._cursor.draft(site)
         fork_id = statement.push(Fork, size=n)
         self._cursor.commit(statement)
-        before = dict(self._cursor.names)
-        return Branches(self, fork_id, [State(c, i) for i, c in enumerate(self._cursor.split(fork_id, n))], before)
+        return Branches(self, fork_id, [State(c, i) for i, c in enumerate(self._cursor.split(fork_id, n))])
 
     def cancel(self, reason: str = "cancelled by the program") -> None:
         """Stop this branch: what has not finished ends with CancelledError, finished values stay. On the program's own
@@ -248,7 +253,7 @@ class State:
         count = self._scopes[program] = self._scopes.get(program, 0) + 1
         name = program if count == 1 else f"{program}#{count}"
         scope = f"{self._cursor.scope}/{name}" if self._cursor.scope else name
-        return State(Cursor(self._cursor.recorder, self._cursor.line, {}, scope), self.index)
+        return State(Cursor(self._cursor.recorder, self._cursor.line, Bindings(), scope), self.index)
 
     # tools and choices -------------------------------------------------------------------------------------------
 

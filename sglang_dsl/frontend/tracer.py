@@ -13,6 +13,7 @@ from typing import Any
 from ..errors import DslError, Origin, ProgramError
 from ..ir.graph import Graph
 from ..ir.nodes import Constant, Node, Return
+from .bindings import Bindings
 from .drafting import Cursor, Line
 from .state import State
 from .traceable import Traceable
@@ -103,7 +104,7 @@ class _Tracer:
             path.graph.append(node)
         args, kwargs = self._symbols.arguments(self._trace)
         path.questioned = bool(self._symbols.inputs)
-        self._follow(path, State(Cursor(path, Line(), {}, "")), args, kwargs)
+        self._follow(path, State(Cursor(path, Line(), Bindings(), "")), args, kwargs)
         path.check_replay()
         return path
 

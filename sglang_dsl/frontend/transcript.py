@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ir.nodes import Constant, Node, Piece, Plain, Reference, RoleBegin, RoleEnd, Text
-from .bindings import Bound, Given, Span
+from ..ir.nodes import Constant, Node, Reference, RoleBegin, RoleEnd, Text
+from .bindings import Span
 from .drafting import Cursor
 
 SILENT = frozenset({"fork", "return", "input", "tool"})  # node kinds that add no text
@@ -41,13 +41,3 @@ def stretch(nodes: Sequence[Node], name: str) -> Span:
         elif node.kind not in SILENT and not isinstance(node, (RoleBegin, RoleEnd)):
             parts.append(Reference(node.id))
     return Span(parts, name)
-
-
-def pieces_of(bound: Bound) -> tuple[Piece, ...]:
-    """What mentions a value in text, without waiting."""
-    match bound:
-        case Span(parts=parts):
-            return tuple(Plain(str(part.value)) if isinstance(part, Constant) else part for part in parts)
-        case Given(value=value):
-            return (Plain(str(value)),)
-    return (Reference(bound.node_id),)

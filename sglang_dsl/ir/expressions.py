@@ -14,7 +14,7 @@ class Operation:
     """One recorded pure operation on a referenced value, e.g. `strip()` or `[2]`: `name` with constant arguments.
 
     name is a `str` method ("strip", "upper", ...), "format" (args: format spec), "repr", "item" (args: key or index)
-    or "attr". `sglang_dsl.ir.operations.apply` is the only place that evaluates them.
+    "attr", or "splice" (args: at which indices of a list the items of the list there stand). `sglang_dsl.ir.operations.apply` is the only place that evaluates them.
     """
 
     name: str

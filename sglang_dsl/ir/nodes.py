@@ -11,9 +11,9 @@ Ids are stable strings (design note in docs/graph.md): scope path, call-site num
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, TypeVar
 
 from .construction import quick_init
 from .expressions import Concat as Concat
@@ -33,6 +33,7 @@ from .node import Node as Node
 from .node import data_of as data_of
 from .specs import ConstraintSpec, Decode, JoinMode, SamplingSpec, SelectMethod
 
+T = TypeVar("T")
 Role: TypeAlias = str  # "system" | "user" | "assistant" | "tool" | whatever the model's template knows
 
 
@@ -154,6 +155,8 @@ class Join(Node):
 
     tips: the last context node of each branch when it was joined (the fork's own id for an empty branch).
     values: per branch the expression whose value is gathered (None where the branch never bound the name).
+    skipped: branches that take no part: they are left out of lists and text, never win, and are a CancelledError in
+    the list of mode `settle`. cancel_rest: whether a mode that may be decided early ends the branches that still run.
     A join adds no text to its context, except mode `concat`, which appends each branch's text.
     """
 
@@ -166,6 +169,8 @@ class Join(Node):
     values: tuple[Expression | None, ...] = ()
     k: int | None = None
     key: str | None = None  # registry key of `best(key)`
+    skipped: tuple[int, ...] = ()
+    cancel_rest: bool = True
 
     def mentions(self) -> Iterable[Expression | Piece | str | None]:
         """See `Node`."""
@@ -287,6 +292,11 @@ NODE_CLASSES: dict[str, type[Node]] = {
     c.kind: c
     for c in (Input, Text, RoleBegin, RoleEnd, Gen, Select, Fork, Join, Tool, Switch, Loop, Map, Break, Return)
 }
+
+
+def taking_part(join: Join, of_branches: Sequence[T]) -> list[T]:
+    """What there is of each branch of a join, in order, without the branches that it leaves out."""
+    return [one for index, one in enumerate(of_branches) if index not in join.skipped]
 
 
 def subgraphs(node: Node) -> tuple[Graph, ...]:

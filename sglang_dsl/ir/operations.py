@@ -111,6 +111,18 @@ def _slice(value: Any, start: int | None, stop: int | None, step: int | None) ->
     return value[start:stop:step]
 
 
+def splice(value: list[Any], *at: int) -> list[Any]:
+    """The list with the lists at `at` replaced by their items."""
+    if not isinstance(value, list) or any(type(i) is not int or not 0 <= i < len(value) for i in at):
+        raise TypeError("it has no such items")
+    inside = set(at)
+    return [
+        item
+        for i, outer in enumerate(value)
+        for item in (outer if i in inside and isinstance(outer, list) else (outer,))
+    ]
+
+
 def _attribute(value: Any, name: str) -> Any:
     """Objects are stored as JSON objects, so an attribute is a key. Python attributes are never read."""
     if not isinstance(value, dict):
@@ -140,5 +152,6 @@ _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "item": _item,
     "slice": _slice,
     "attr": _attribute,
+    "splice": splice,
 }
 OPERATION_NAMES: tuple[str, ...] = tuple(sorted(_OPERATIONS))

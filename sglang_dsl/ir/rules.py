@@ -192,6 +192,8 @@ def _join(site: Site, node: Node) -> Iterator[str]:
     for what, given in (("tips", node.tips), ("values", node.values)):
         if len(given) != fork.size:
             yield f"it has {len(given)} {what} for the {fork.size} branches of fork {fork.id!r}"
+    if any(not 0 <= index < fork.size for index in node.skipped):
+        yield f"it skips {list(node.skipped)} of the {fork.size} branches of fork {fork.id!r}"
     for index, tip in enumerate(node.tips[: fork.size]):
         if tip != fork.id and _branch_of(site, fork.id, tip) != index:
             yield f"tip {tip!r} does not lie on branch {index} of fork {fork.id!r}"
@@ -210,8 +212,9 @@ def _join_mode(site: Site, node: Node) -> Iterator[str]:
     if not isinstance(node, Join):
         return
     if node.mode in ("first", "quorum"):
-        if node.k is None or not 1 <= node.k <= max(len(node.tips), 1):
-            yield f"mode {node.mode!r} needs k between 1 and {len(node.tips)}, and k is {node.k}"
+        most = len(node.tips) - len(set(node.skipped))
+        if node.k is None or not 1 <= node.k <= max(most, 1):
+            yield f"mode {node.mode!r} needs k between 1 and {most}, and k is {node.k}"
     elif node.k is not None:
         yield f"mode {node.mode!r} takes no k, and k is {node.k}"
     if (node.mode == "best") != (node.key is not None):

@@ -85,7 +85,7 @@ def test_agent_loop_reads_actions_and_stops() -> None:
     assert state.text().count("Observation") == 1
 
 
-def test_tree_of_forks_in_forks_gathers_flat_lists() -> None:
+def test_tree_of_forks_in_forks_gathers_a_list_of_lists() -> None:
     @sgl.function
     def tree(s):
         s += "root "
@@ -96,11 +96,11 @@ def test_tree_of_forks_in_forks_gathers_flat_lists() -> None:
             inner += sgl.gen("step")
             inner.join()
         outer.join()
-        s += " ".join(s["step"])
+        s += " ".join(step for steps in s["step"] for step in steps)
 
     state = tree.run(backend=mock({"thought": ["a", "b"], "step": ["1", "2", "3", "4"]}))
     assert state["thought"] == ["a", "b"]
-    assert state["step"] == ["1", "2", "3", "4"]
+    assert state["step"] == [["1", "2"], ["3", "4"]]
     assert state.text() == "root 1 2 3 4"
 
 

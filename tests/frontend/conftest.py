@@ -29,7 +29,9 @@ from sglang_dsl.ir.nodes import (
     Select,
     Text,
     Tool,
+    taking_part,
 )
+from sglang_dsl.ir.operations import apply_all
 from sglang_dsl.ir.record import RunRecord
 
 Reply = Callable[[Node, str], str]
@@ -217,12 +219,14 @@ class FakeRun:
         for tip, expression in zip(node.tips, node.values, strict=True):
             error = self.futures[tip].exception()
             results.append(error or (MISSING if expression is None else self._evaluate(expression)))
-        failed = [i for i, r in enumerate(results) if isinstance(r, BaseException)]
-        good = [i for i in range(len(results)) if i not in failed]
+        for i in node.skipped:
+            results[i] = CancelledError(f"branch {i} takes no part")
+        failed = [i for i, r in enumerate(results) if isinstance(r, BaseException) and i not in node.skipped]
+        good = [i for i, r in enumerate(results) if not isinstance(r, BaseException) and r is not MISSING]
         match node.mode:
             case "concat":
                 fork_text = self.prompts[node.fork]
-                return Outcome(text="".join(self.prompts[tip][len(fork_text) :] for tip in node.tips))
+                return Outcome(text="".join(self.prompts[t][len(fork_text) :] for t in taking_part(node, node.tips)))
             case "settle":
                 return Outcome(value=results)
             case "first":
@@ -237,14 +241,14 @@ class FakeRun:
                 return Outcome(value=results[won[0]], winners=tuple(won))
         if failed:
             raise JoinError(f"branch {failed[0]} failed: {results[failed[0]]}", results=results) from results[failed[0]]
-        return Outcome(value=results)
+        return Outcome(value=taking_part(node, results))
 
     def _evaluate(self, expression: Any) -> Any:
         match expression:
             case Constant(value):
                 return value
-            case Reference(node_id):
-                return self.futures[node_id].result().value
+            case Reference(node_id, operations):
+                return apply_all(self.futures[node_id].result().value, operations)
             case ListOf(items):
                 return [self._evaluate(i) for i in items]
             case DictOf(items):

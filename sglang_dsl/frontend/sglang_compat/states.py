@@ -10,9 +10,11 @@ from typing import Any, Literal, overload
 
 from ...errors import ProgramError, SpecError
 from ...ir.execution import Meta
+from ...ir.specs import JoinMode
 from ..bindings import Given
 from ..branches import Branches
 from ..expressions import Chain, Turn
+from ..gathering import JoinRequest
 from ..result import Result
 from ..sites import Site, caller_origin
 from ..spans import NamedSpan, OpenTurn
@@ -161,7 +163,8 @@ class ProgramState:
     def _copied(self, site: Site) -> Iterator[ProgramState]:
         (branch,) = self.inner._fork(1, site)
         yield ProgramState(branch)
-        self.inner._cursor.names.update(branch._cursor.names)
+        for name, bound in branch._cursor.names.own.items():
+            self.inner._cursor.rebind(name, bound)
         branch._cursor.line.closed = site.origin
 
     def __repr__(self) -> str:
@@ -217,7 +220,8 @@ class ProgramStateGroup:
             raise SpecError(
                 f"mode={mode!r} is unknown", hint="gather_variable or concate_and_append", origin=site.origin
             )
-        self._branches._join_as("all" if mode == "gather_variable" else "concat", site)
+        ours: JoinMode = "all" if mode == "gather_variable" else "concat"
+        self._branches._join(None, JoinRequest(mode=ours, nested=True), site, only_new=True)
 
     def __enter__(self) -> ProgramStateGroup:
         return self

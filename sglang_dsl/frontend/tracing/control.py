@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from ...errors import TraceError
 from ...ir.graph import Graph
 from ...ir.nodes import Constant, Expression, Input, Json, Loop, Map, Node, Reference, Return
-from ..bindings import Bound, Local
+from ..bindings import Bindings, Bound, Local
 from ..data import data_of_value
 from ..drafting import Cursor, Line
 from ..regions import Body, decided_by, run_switch
@@ -108,7 +108,7 @@ class _Recorded:
         self._line = line
         self._body = body
         self._site = site
-        self._names: dict[str, Bound] = {}
+        self._names: Bindings[str] = Bindings()
         self._counts: dict[str, int] = {}
 
     def graph(self) -> tuple[Graph, Expression | None]:
@@ -137,7 +137,7 @@ class _Recorded:
         path = self._path.inside(script, choose, before)
         path.trace.path = path
         line = _copy(self._line)
-        cursor = Cursor(path, line, dict(self._state._cursor.names), self._state._cursor.scope)
+        cursor = Cursor(path, line, self._state._cursor.names.copy(), self._state._cursor.scope)
         inside = type(self._state)(cursor, self._state.index)
         try:
             value = self._body(inside)
@@ -171,7 +171,7 @@ class _Inside(Local):
         """No node has it."""
         self.resolve(str)
 
-    def resolve(self, text_of: Callable[[str], str]) -> NoReturn:
+    def resolve(self, text_at: Callable[[str], str]) -> NoReturn:
         """Ends the run of the body."""
         self._path.stop(
             f"the name {self.label!r} is bound inside a loop and read after it: let the body return the value"
@@ -185,9 +185,9 @@ def _copy(line: Line) -> Line:
         path=line.path,
         role=line.role,
         control=line.control,
-        handles=dict(line.handles),
+        handles=line.handles.copy(),
     )
-    copy.counts, copy.forks = dict(line.counts), line.forks
+    copy.counts, copy.forks, copy.gathered = dict(line.counts), line.forks, dict(line.gathered)
     return copy
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 from ...ir.execution import MISSING
 from ...ir.nodes import Gen, Node, Reference, Select, Switch, Tool
-from ..bindings import Bound, Gathered
+from ..bindings import Bound, Gathered, Local, Span
 from ..values import after
 from .shapes import BOOL, JSON, TEXT, Data, Finite, Number, Opaque, Shape, of_schema, of_type
 from .walk import Walk
@@ -46,16 +46,17 @@ def _gathered(path: Walk, reference: Reference, bound: Gathered) -> Any:
 def _list(path: Walk, reference: Reference, bound: Gathered) -> list[Any]:
     """A real list: how many branches there are is known."""
     found: list[Any] = []
-    for index, part in enumerate(bound.parts):
+    for index, part in enumerate(bound.parts[branch] for branch in bound.listed(())):
         item = after(reference, "item", index)
-        if part is None:
-            found.append(MISSING)
-        elif bound.spliced[index] and isinstance(part, Gathered):
-            leaves = [leaf for leaf in part.leaves if leaf is not None]
-            found.extend(_at(path, after(item, "item", j), leaf) for j, leaf in enumerate(leaves))
+        if index in bound.spliced and isinstance(part, Gathered):
+            found.extend(_part(path, after(item, "item", j), leaf) for j, leaf in enumerate(part.leaves))
         else:
-            found.append(_at(path, item, part))
+            found.append(_part(path, item, part))
     return found
+
+
+def _part(path: Walk, reference: Reference, part: Bound | None) -> Any:
+    return MISSING if part is None else _at(path, reference, part)
 
 
 def _any_part(path: Walk, reference: Reference, bound: Gathered) -> Any:
@@ -69,6 +70,10 @@ def _any_part(path: Walk, reference: Reference, bound: Gathered) -> Any:
 
 def shape_of(path: Walk, bound: Bound) -> Shape:
     """What is known of a bound value."""
+    if isinstance(bound, Span):
+        return TEXT
+    if isinstance(bound, Local):
+        return JSON
     node: Node = path.graph[bound.node_id]
     match node:
         case Select(choices=choices):

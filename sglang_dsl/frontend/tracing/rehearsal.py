@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import GraphError, Origin
+from ...errors import CancelledError, GraphError, Origin
 from ...ir.evaluation import evaluate, text_of
 from ...ir.execution import MISSING, Event, Meta, Meter, Outcome, RunSpec, RunSummary, Usage
 from ...ir.graph import Graph
@@ -34,6 +34,7 @@ from ...ir.nodes import (
     Switch,
     Text,
     Tool,
+    taking_part,
 )
 from ...ir.record import RunRecord
 from .samples import Samples
@@ -222,16 +223,20 @@ class Performance:
         values = [MISSING if v is None else evaluate(v, frame.find) for v in join.values]
         if join.mode == "concat":
             start = len(frame.text_at(join.fork))
-            return Outcome(value=values, text="".join(frame.text_at(tip)[start:] for tip in join.tips))
+            text = "".join(frame.text_at(tip)[start:] for tip in taking_part(join, join.tips))
+            return Outcome(value=taking_part(join, values), text=text)
         winners = self._winners(join, values)
         if join.mode == "first":
             return Outcome(value=[values[i] for i in winners], winners=tuple(winners))
         if join.mode in ("quorum", "vote", "best"):
             return Outcome(value=values[winners[0]], winners=tuple(winners))
-        return Outcome(value=values, winners=tuple(winners))
+        if join.mode == "settle":
+            left_out = {i: CancelledError(f"branch {i} takes no part in the join") for i in join.skipped}
+            return Outcome(value=[left_out.get(i, value) for i, value in enumerate(values)], winners=tuple(winners))
+        return Outcome(value=taking_part(join, values), winners=tuple(winners))
 
     def _winners(self, join: Join, values: list[Any]) -> list[int]:
-        good = [i for i, value in enumerate(values) if value is not MISSING]
+        good = [i for i, value in enumerate(values) if value is not MISSING and i not in join.skipped]
         match join.mode:
             case "first":
                 return good[: join.k]

@@ -201,10 +201,11 @@ def _options(node: Node, names: Names) -> list[list[str]]:
         case Select(choices=choices, method=method):
             shown = [[f"choice {i}", c if isinstance(c, str) else show(c, names)] for i, c in enumerate(choices[:200])]
             return [["method", method], *shown]
-        case Join(values=values, mode=mode):
+        case Join(values=values, mode=mode, skipped=skipped):
             return [
                 ["mode", mode],
                 ["values", ", ".join(show(v, names) for v in values[:50]) + (", …" if len(values) > 50 else "")],
+                *([["left out", ", ".join(map(str, skipped))]] if skipped else []),
             ]
     return []
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from ...errors import BranchError, SpecError
 from ...ir.evaluation import evaluate
 from ...ir.execution import MISSING, Outcome
-from ...ir.nodes import Fork, Join, references_in
+from ...ir.nodes import Fork, Join, references_in, taking_part
 from .entry import Entry
 from .joins import Ended, ballot_of, decide
 from .machine import Machine
@@ -50,8 +50,11 @@ def check_join(machine: Machine, entry: Entry) -> None:
         raise BranchError(f"join {entry.id!r} names {len(join.tips)} of the {fork.size} branches of {join.fork!r}")
     if join.key is not None and join.key not in machine.registry:
         raise SpecError(f"no join key is registered as {join.key!r}", origin=join.origin)
-    if join.k is not None and not 1 <= join.k <= fork.size:
-        raise SpecError(f"k={join.k} of the join is out of range", hint=f"give 1 to {fork.size}", origin=join.origin)
+    if any(not 0 <= index < fork.size for index in join.skipped):
+        raise BranchError(f"join {entry.id!r} skips {list(join.skipped)} of the {fork.size} branches of {join.fork!r}")
+    most = fork.size - len(set(join.skipped))
+    if join.k is not None and not 1 <= join.k <= most:
+        raise SpecError(f"k={join.k} of the join is out of range", hint=f"give 1 to {most}", origin=join.origin)
     machine.leases.close(entry.scope.find(join.fork), range(fork.size))
 
 
@@ -70,17 +73,19 @@ class Race:
         self.join = join
         self.fork = entry.scope.find(join.fork)
         self.size = len(join.tips)
+        self.taking_part = taking_part(join, range(self.size))
         self.ended: list[Ended] = []
-        self.awaited: list[set[Entry]] = []
+        self.awaited: dict[int, set[Entry]] = {}
         self.key: Callable[[Any], Any] | None = machine.registry.get(join.key or "")
 
     def begin(self) -> None:
         """Register with everything that is still open, then look at what is there."""
         past: list[tuple[int, int]] = []
-        for branch in range(self.size):
+        self.fork.races.append(self)
+        for branch in self.taking_part:
             sources = self._sources(branch)
             failed = any(source.error for source in sources)
-            self.awaited.append(set() if failed else {source for source in sources if not source.ended})
+            self.awaited[branch] = set() if failed else {source for source in sources if not source.ended}
             for source in self.awaited[branch]:
                 source.watchers.append(partial(self._source_ended, branch))
             if not self.awaited[branch]:
@@ -118,6 +123,7 @@ class Race:
         verdict = decide(self.join, self.size, self.ended, self.key)
         if verdict is None:
             return
+        self.fork.races.remove(self)
         self._end_losers()
         if verdict.error is not None:
             self.machine.fail(self.entry, verdict.error)
@@ -126,7 +132,10 @@ class Race:
         self.machine.finish(self.entry, outcome)
 
     def _end_losers(self) -> None:
-        running = set(range(self.size)) - {branch.branch for branch in self.ended}
+        if not self.join.cancel_rest:
+            return
+        wanted = {branch for race in self.fork.races for branch in race.awaits()}
+        running = set(self.taking_part) - {branch.branch for branch in self.ended} - wanted
         if not running:
             return
         for child in list(self.fork.children):
@@ -134,9 +143,14 @@ class Race:
                 self.machine.cancel(child, f"the join of {self.join.name or self.join.fork!r} was decided without it")
         self.machine.leases.close(self.fork, running)
 
+    def awaits(self) -> Iterator[int]:
+        """The branches whose end may still matter to it."""
+        if not self.entry.ended:
+            yield from (branch for branch, sources in self.awaited.items() if sources)
+
     def _text(self) -> str:
         if self.join.mode != "concat":
             return ""
-        tips = (self.entry.scope.find(tip) for tip in self.join.tips)
+        tips = (self.entry.scope.find(tip) for tip in taking_part(self.join, self.join.tips))
         said = (entry.outcome for tip in tips for entry in entries_between(self.fork, tip))
         return "".join(outcome.text for outcome in said if outcome is not None)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ...errors import GraphError
 from ...ir.execution import Outcome
@@ -30,6 +30,13 @@ class Claim:
     spenders: int = 0
     closed: bool = False
     spent: bool = False
+
+
+class Race(Protocol):
+    """A join that is not decided yet (`branches.Race`)."""
+
+    def awaits(self) -> Iterator[int]:
+        """The branches whose end may still matter to it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +66,7 @@ class Entry:
     claim: Claim | None = None
     claims: dict[int, Claim] = field(default_factory=dict)  # forks: by branch
     lease: tuple[Target, LeaseId] | None = None  # forks
+    races: list[Race] = field(default_factory=list)  # forks: joins of it that are not decided
     pieces: tuple[TextPiece, ...] = ()  # texts
     produced: Produced | None = None  # gens and selects
     variables: Context | None = None  # tools: the caller's context variables

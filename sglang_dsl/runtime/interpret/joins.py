@@ -21,7 +21,7 @@ from typing import Any
 
 from ...errors import CancelledError, JoinError
 from ...ir.execution import MISSING
-from ...ir.nodes import Join
+from ...ir.nodes import Join, taking_part
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ def decide(join: Join, size: int, ended: Sequence[Ended], key: Callable[[Any], A
     """The verdict, or None while the branches that still run matter.
 
     Args:
-        size: number of branches.
-        ended: those that have ended, in order.
+        size: number of branches, those included that take no part.
+        ended: those that take part and have ended, in order.
         key: of mode `best`.
     """
     good = [branch for branch in ended if branch.succeeded]
-    running = size - len(ended)
+    running = size - len(set(join.skipped)) - len(ended)
     match join.mode:
         case "first":
             return _first(join, size, ended, good, running)
@@ -72,17 +72,19 @@ def decide(join: Join, size: int, ended: Sequence[Ended], key: Callable[[Any], A
         return None
     if join.mode == "best":
         return _best(join, size, ended, good, key)
-    results = results_of(size, ended)
+    results = results_of(join, size, ended)
     winners = tuple(branch.branch for branch in good)
     failed = [branch for branch in ended if branch.error is not None]
     if failed and join.mode != "settle":
         return _failed(join, size, ended, _names_failures(failed))
-    return Verdict(results, winners)
+    return Verdict(results if join.mode == "settle" else taking_part(join, results), winners)
 
 
-def results_of(size: int, ended: Sequence[Ended]) -> list[Any]:
-    """Per branch its value or its error; for one that was cut short, a CancelledError."""
+def results_of(join: Join, size: int, ended: Sequence[Ended]) -> list[Any]:
+    """Per branch its value or its error; for one that was cut short, or takes no part, a CancelledError."""
     results: list[Any] = [CancelledError(f"branch {i} was cancelled: the join was decided") for i in range(size)]
+    for index in join.skipped:
+        results[index] = CancelledError(f"branch {index} takes no part in the join: it was cancelled, or not accepted")
     for branch in ended:
         results[branch.branch] = branch.value if branch.error is None else branch.error
     return results
@@ -116,7 +118,7 @@ def _vote(join: Join, size: int, ended: Sequence[Ended], good: list[Ended], runn
         return None if running else _failed(join, size, ended, "no branch has a value to vote for")
     leader, *others = sorted(([b.branch for b in group] for group in _ballots(good)), key=_standing)
     if running:
-        undecided = sorted(set(range(size)) - {branch.branch for branch in ended})
+        undecided = sorted(set(range(size)) - {branch.branch for branch in ended} - set(join.skipped))
         if any(_standing([*rival, *undecided]) < _standing(leader) for rival in [[], *others]):
             return None
     return Verdict(next(b.value for b in good if b.branch == leader[0]), tuple(leader))
@@ -156,7 +158,7 @@ def _ballots(good: Sequence[Ended]) -> list[list[Ended]]:
 def _failed(join: Join, size: int, ended: Sequence[Ended], why: str, *, cause: Exception | None = None) -> Verdict:
     error = JoinError(
         f"the join of {join.name or join.fork!r} ({join.mode}) failed: {why}",
-        results=results_of(size, ended),
+        results=results_of(join, size, ended),
         hint="error.results holds every branch's value or error; join with mode='settle' to get them as a list",
         origin=join.origin,
     )
@@ -167,5 +169,10 @@ def _failed(join: Join, size: int, ended: Sequence[Ended], why: str, *, cause: E
 def _names_failures(failed: Sequence[Ended]) -> str:
     worst = min(failed, key=lambda b: b.branch)
     more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-    what = getattr(worst.error, "what", str(worst.error))
-    return f"branch {worst.branch} raised {type(worst.error).__name__}: {what}{more}"
+    error, inner = worst.error, 0
+    while isinstance(error, JoinError) and isinstance(
+        error.__cause__, Exception
+    ):  # joins nest; the first cause is what counts
+        error, inner = error.__cause__, inner + 1
+    depth = f", {inner} joins further in," if inner > 1 else ", in a join of its own," if inner else ""
+    return f"branch {worst.branch}{depth} raised {type(error).__name__}: {getattr(error, 'what', error)}{more}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...errors import ContextLengthError
-from ...ir.nodes import Fork, Gen, Join, Map, RoleBegin, RoleEnd, Select, Text
+from ...ir.nodes import Fork, Gen, Join, Map, RoleBegin, RoleEnd, Select, Text, taking_part
 from ...ir.specs import ConstraintSpec
 from .entry import Entry, Produced
 from .prompt import Prompt, Prompter
@@ -93,7 +93,7 @@ class Model:
     def _concatenate(self, entry: Entry, join: Join, prompt: Prompt) -> Prompt:
         """What the branches said, replayed in branch order: their generated ids stay as they are."""
         fork = entry.scope.find(join.fork)
-        for tip in join.tips:
+        for tip in taking_part(join, join.tips):
             for said in entries_between(fork, entry.scope.find(tip)):
                 prompt = self._step(said, prompt)
             prompt = self.prompter.seam(prompt)
