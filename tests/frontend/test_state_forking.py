@@ -238,7 +238,7 @@ def test_fork_two_thousand_wide_adds_no_thread(fake):
 
     before = threading.active_count()
     assert len(run(body, fake()).value) == 2000
-    assert seen == [before]
+    assert seen[0] <= before  # threads of earlier tests may have ended meanwhile
 
 
 # join modes ----------------------------------------------------------------------------------------------------------
