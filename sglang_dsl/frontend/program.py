@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import DecorationError, Origin, ProgramError
-from ..ir.execution import RunSpec, resolve
+from ..ir.execution import RunSpec, check_models_allowed, resolve
 from ..ir.graph import Graph
 from ..ir.specs import RunOptions
 from .batch import BATCH_CONCURRENCY, arun_all, run_all
@@ -197,6 +197,7 @@ class Program(Generic[P, R]):
         progress: bool = False,
     ) -> Iterator[tuple[int, Result[R]]]:
         """Like `run_batch`, giving (index, Result) as the runs finish."""
+        check_models_allowed(f"ran the program {self.name!r}")
         calls = [_call_of(item) for item in items]
         return run_all(
             [partial(self._open, *call, settled(options)) for call in calls],

@@ -7,7 +7,7 @@ from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
 from ..errors import CancelledError, Origin, ProgramError
-from ..ir.execution import Executor, Run, RunSpec, RunSummary, resolve
+from ..ir.execution import Executor, Run, RunSpec, RunSummary, check_models_allowed, resolve
 from ..ir.graph import Graph
 from ..ir.nodes import Join, Return
 from .bindings import Bindings
@@ -31,6 +31,7 @@ class Session(Generic[R]):
     def __init__(
         self, body: Callable[[State], Any], spec: RunSpec, sites: Sites, origin: Origin, *, asynchronous: bool = False
     ) -> None:
+        check_models_allowed(f"ran the program {spec.program!r}")
         self._body = body
         self._spec = spec
         self._origin = origin

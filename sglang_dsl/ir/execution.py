@@ -11,7 +11,9 @@ program's body appends them, executes what is ready, and resolves one future per
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
@@ -215,11 +217,33 @@ def close_all() -> None:
         _opened.popitem()[1].close()
 
 
+_following = threading.local()  # .refuse: set while a body is followed without a model on this thread
+
+
+@contextmanager
+def no_models(refuse: Callable[[str], Any]) -> Iterator[None]:
+    """Inside, on this thread, no model is asked anything: `refuse(what)` is called first, and raises to keep it so."""
+    outer = getattr(_following, "refuse", None)
+    _following.refuse = refuse
+    try:
+        yield
+    finally:
+        _following.refuse = outer
+
+
+def check_models_allowed(what: str) -> None:
+    """Whoever is about to ask a model says `what` it does; inside `no_models` this does not return."""
+    refuse = getattr(_following, "refuse", None)
+    if refuse is not None:
+        refuse(what)
+
+
 def execute(graph: Graph, executor: Executor, spec: RunSpec | None = None) -> Run:
     """Run a finished graph without its Python source: `extend` of all nodes, then `seal`.
 
     Arguments for Input nodes come from `spec.arguments` by name.
     """
+    check_models_allowed(f"executed the graph {graph.name!r}")
     run = executor.open(spec or RunSpec(program=graph.name))
     run.extend(list(graph))
     run.seal()

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from ...ir.execution import no_models
 from .guard import no_effects
 
 R = TypeVar("R")
@@ -16,7 +18,7 @@ R = TypeVar("R")
 def driven(call: Callable[[], Any], refuse: Callable[[str], Any], *, asynchronous: bool) -> Any:
     """What `call()` gives, or what its coroutine does; `refuse`: see `no_effects`."""
     if not asynchronous:
-        with no_effects(refuse):
+        with _kept_inside(refuse):
             return call()
     found: list[Any] = []  # a task's own result is shown in places, and showing an abstract value is asking
 
@@ -25,9 +27,16 @@ def driven(call: Callable[[], Any], refuse: Callable[[str], Any], *, asynchronou
 
     with asyncio.Runner() as runner:
         runner.get_loop()  # makes its sockets before the guard stands
-        with no_effects(refuse):
+        with _kept_inside(refuse):
             runner.run(follow())
     return found[0]
+
+
+@contextmanager
+def _kept_inside(refuse: Callable[[str], Any]) -> Iterator[None]:
+    """Nothing leaves the process and no model is asked."""
+    with no_models(lambda what: refuse(f"{what}, and a trace asks no model")), no_effects(refuse):
+        yield
 
 
 def outside_of_loops(work: Callable[[], R], *, asynchronous: bool) -> R:

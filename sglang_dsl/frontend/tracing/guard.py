@@ -1,7 +1,8 @@
 """What a body may not do while it is traced, because a trace runs it several times and a run once more.
 
 Python tells an audit hook of everything that leaves the process. The hook stays installed for the process's life (there is
-no way to remove one) and does nothing but look at one thread-local, unless this thread is tracing.
+no way to remove one) and does nothing but look at one thread-local, unless this thread is tracing. The same is done to the start of
+threads, of which Python tells only in part.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 _EFFECTS = {
@@ -34,6 +37,10 @@ _EFFECTS = {
     "os.putenv": "changed the environment",
     "os.unsetenv": "changed the environment",
 }
+_THREADS = (  # not every Python tells an audit hook of a new thread, and none of work for a thread that is there
+    (threading.Thread, "start", "started a thread"),
+    (ThreadPoolExecutor, "submit", "gave work to a thread"),
+)
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _here = threading.local()  # .refuse: what this thread calls for each effect, while it traces
 _install = threading.Lock()
@@ -75,7 +82,22 @@ def _install_hook() -> None:
     with _install:
         if not _installed:
             sys.addaudithook(_hook)
+            for owner, name, what in _THREADS:
+                setattr(owner, name, _checked(getattr(owner, name), what))
             _installed = True
+
+
+def _checked(method: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """The method, refused in a traced body: a thread's work would be done outside of the trace, once per run of the body."""
+
+    @wraps(method)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        refuse = getattr(_here, "refuse", None)
+        if refuse is not None:
+            refuse(what)
+        return method(*args, **kwargs)
+
+    return checked
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:

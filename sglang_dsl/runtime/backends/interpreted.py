@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 from ...errors import SpecError
-from ...ir.execution import ConstraintReport, Meter, Run, RunSpec, Segment, resolve
+from ...ir.execution import ConstraintReport, Meter, Run, RunSpec, Segment, check_models_allowed, resolve
 from ...ir.nodes import Node
 from ...ir.specs import Backend, ConstraintSpec
 from ..interpret.preview import preview
@@ -54,6 +54,7 @@ class InterpretedExecutor:
             BackendNotFoundError: a named model's backend does not exist.
             SpecError: a named model's backend has no model of its own.
         """
+        check_models_allowed(f"opened a run of the backend {self.name!r}")
         return InterpretedRun(spec, {None: self._target, **_named(spec.options.models)}, share_equal=self._share_equal)
 
     def meter(self) -> Meter:

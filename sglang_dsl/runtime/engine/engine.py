@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self, TypeAlias, TypeVar, Unpack
 
 from ...errors import EngineClosedError, EngineError
-from ...ir.execution import ConstraintReport
+from ...ir.execution import ConstraintReport, check_models_allowed
 from ...ir.specs import ConstraintSpec, SamplingSpec
 from ..cache.namespace import Namespace
 from ..schedule.config import WorkerFacts
@@ -99,6 +99,7 @@ class Engine:
         Raises:
             EngineClosedError: nothing was queued.
         """
+        check_models_allowed(f"asked the model {self.info.model!r}")
         self._post(partial(self._loop.add, tuple(requests)))
 
     def cancel(self, request_ids: Sequence[str], reason: str = "") -> None:
@@ -112,6 +113,7 @@ class Engine:
 
     def lease(self, prompt_ids: Sequence[int], namespace: Namespace, children: int) -> LeaseId:
         """Keep the state of `prompt_ids` until `children` requests that name the lease were admitted or ended, or `release`."""
+        check_models_allowed(f"asked the model {self.info.model!r}")
         lease_id = next(self._leases)
         self._post(partial(self._loop.lease, lease_id, tuple(prompt_ids), namespace, children))
         return lease_id
