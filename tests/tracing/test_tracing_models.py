@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -40,10 +41,8 @@ def _pool(work: Any) -> None:
 
 
 def _swallowed(x: Any) -> None:
-    try:
+    with contextlib.suppress(BaseException):  # what hostile code does
         inner.run(x)
-    except BaseException:  # noqa: BLE001  what hostile code does
-        pass
 
 
 WAYS = {
