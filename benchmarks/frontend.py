@@ -54,6 +54,9 @@ class NullRun:
     def register(self, key: str, function: Callable[..., Any]) -> None:
         pass
 
+    def await_on(self, loop: object) -> None:
+        pass
+
     def value(self, node_id: str) -> Future[Outcome]:
         future: Future[Outcome] = Future()
         self._widths.update((node.id, len(node.tips)) for node in self._nodes if type(node) is Join)

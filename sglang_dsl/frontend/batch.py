@@ -73,13 +73,13 @@ class _Pool:
         self._done: SimpleQueue[tuple[int, Result[Any] | BaseException]] = SimpleQueue()
         self._width = min(concurrency, len(opens))
         self._work_by = self._work_async if asynchronous else self._work
-        threads = min(self._width, 1) if asynchronous else self._width
-        self._contexts = [contextvars.copy_context() for _ in range(threads)]  # of the caller, not of the first reader
+        self._threads = min(self._width, 1) if asynchronous else self._width
+        self._context = contextvars.copy_context()  # of the caller, not of the first reader; each item has a copy
 
     def begin(self) -> None:
         """Start the threads."""
-        for context in self._contexts:
-            threading.Thread(target=context.run, args=(self._work_by,), daemon=True).start()
+        for _ in range(self._threads):
+            threading.Thread(target=self._work_by, daemon=True).start()
 
     def next(self) -> tuple[int, Result[Any]]:
         """The next run to finish."""
@@ -109,23 +109,27 @@ class _Pool:
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
-            index, session = taken
-            self._finish(index, session.execute())
+            index, session, context = taken
+            self._finish(index, context.run(session.execute))
 
     def _work_async(self) -> None:
         import asyncio
 
         async def worker() -> None:
             while (taken := self._take()) is not None:
-                index, session = taken
-                self._finish(index, await session.aexecute())
+                index, session, context = taken
+                try:
+                    result = await asyncio.create_task(session.aexecute(), context=context)
+                except asyncio.CancelledError as raised:  # a body that cancels its own task ends its own item
+                    result = session.interrupted(raised)
+                self._finish(index, result)
 
         async def workers() -> None:
             await asyncio.gather(*(worker() for _ in range(self._width)))
 
         asyncio.run(workers())
 
-    def _take(self) -> tuple[int, Session[Any]] | None:
+    def _take(self) -> tuple[int, Session[Any], contextvars.Context] | None:
         while True:
             with self._lock:
                 following = None if self._stopped else next(self._waiting, None)
@@ -133,8 +137,9 @@ class _Pool:
             if following is None:
                 return None
             index, opened = following
+            context = self._context.copy()
             try:
-                session = opened()
+                session = context.run(opened)
             except Exception as error:  # noqa: BLE001  an item that cannot be opened (unknown backend) ends the batch
                 self._done.put((index, error))
                 continue
@@ -143,7 +148,7 @@ class _Pool:
                 stopped = self._stopped
             if stopped:
                 session.cancel(stopped)
-            return index, session
+            return index, session, context
 
     def _finish(self, index: int, result: Result[Any]) -> None:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import copy_context
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from ..ir.evaluation import text_of
@@ -19,14 +20,16 @@ LIST_MODES = frozenset({"all", "settle", "first"})
 class Bound:
     """One assignment: the value of a node. `source`: the call or name it stands for in messages.
 
+    context: of the statement, for `convert`, which may be a user's own code (a pydantic validator, an Enum's `_missing_`).
     earlier, earlier_of_handle: what its name and its handle stood for before; set once, when it is bound.
     """
 
-    __slots__ = ("convert", "earlier", "earlier_of_handle", "node_id", "source")
+    __slots__ = ("context", "convert", "earlier", "earlier_of_handle", "node_id", "source")
 
     def __init__(self, node_id: str, convert: Convert | None = None, source: object = None) -> None:
         self.node_id = node_id
         self.convert = convert
+        self.context = None if convert is None else copy_context()
         self.source = source
         self.earlier: Bound | None = None
         self.earlier_of_handle: Bound | None = None
@@ -54,7 +57,9 @@ class Bound:
 
     def typed(self, value: Any) -> Any:
         """JSON-like data as the type that was asked for."""
-        return value if self.convert is None else self.convert(value)
+        if self.convert is None:
+            return value
+        return self.convert(value) if self.context is None else self.context.copy().run(self.convert, value)
 
 
 class Gathered(Bound):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
-from inspect import iscoroutinefunction
+from inspect import iscoroutine
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
 from ..errors import BranchError, DslError, ForkError, JoinError, Origin
@@ -15,6 +15,7 @@ from .drafting import Cursor
 from .expressions import Handle
 from .gathering import JoinRequest, check_parent, gather, gather_text, new_names
 from .joined import Joined, Lazy
+from .regions import MAP_HINT, check_plain, is_async, no_coroutine
 from .sites import Site, caller_origin
 from .waiting import run_concurrently
 
@@ -111,9 +112,16 @@ class Branches(Generic[S]):
         origin = caller_origin()
         if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
             raise ForkError(f"concurrency={concurrency!r} is below 1", hint="leave it out for no bound", origin=origin)
-        if iscoroutinefunction(body) or getattr(body, "asynchronous", False):
+        if is_async(body):
+            if not self._parent._cursor.recorder.asynchronous:
+                check_plain(body, "the body of the map", origin, hint=MAP_HINT)
             return self._map_async(body, concurrency, origin)
         ended = run_concurrently([partial(body, branch) for branch in self._states], concurrency)
+        coroutines = [value for value, _ in ended if iscoroutine(value)]
+        for coroutine in coroutines:
+            coroutine.close()
+        if coroutines:
+            no_coroutine(coroutines[0], "the body of the map", origin, hint=MAP_HINT)
         return _all_or_first_error([value if error is None else error for value, error in ended], ended, origin)
 
     async def _map_async(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import isawaitable
 from typing import Any
 
 from ..errors import InvalidValueError
@@ -58,19 +60,30 @@ class _Converts:
 @dataclass(frozen=True, slots=True)
 class _Accepts:
     """Accepts what the user's function does not refuse: it refuses by returning False, or by raising ValueError or
-    AssertionError. It is called with the value as the program will read it.
+    AssertionError. It is called with the value as the program will read it; one that is `async def` is awaited.
     """
 
     convert: Callable[[Any], Any] | None
     validate: Callable[[Any], Any]
 
-    def __call__(self, value: Any) -> bool:
+    def __call__(self, value: Any) -> Any:
         typed = value if self.convert is None else _typed(value, self.convert)
-        try:
+        with _assertions_refuse():
             accepted = self.validate(typed)
-        except AssertionError as error:
-            raise ValueError(str(error) or "an assertion of the validator failed") from error
-        return accepted is not False
+        return _later(accepted) if isawaitable(accepted) else accepted is not False
+
+
+async def _later(accepted: Awaitable[Any]) -> bool:
+    with _assertions_refuse():
+        return await accepted is not False
+
+
+@contextmanager
+def _assertions_refuse() -> Iterator[None]:
+    try:
+        yield
+    except AssertionError as error:
+        raise ValueError(str(error) or "an assertion of the validator failed") from error
 
 
 def _typed(value: Any, convert: Callable[[Any], Any]) -> Any:

@@ -15,6 +15,7 @@ A recorder owns the graph that grows. Everything that differs between running an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import DeadlineError, Origin, ProgramError, UnresolvedError
@@ -23,7 +24,7 @@ from ..ir.graph import Graph
 from ..ir.nodes import Expression, Node, Piece, Plain
 from .bindings import Bound
 from .data import data_of_value
-from .regions import Body, run_loop, run_map, run_switch
+from .regions import Body, given, is_async, run_loop, run_map, run_switch
 from .sites import Site, Sites, caller_origin
 from .waiting import wait
 
@@ -69,7 +70,7 @@ class Recorder(Protocol):
     def loop(self, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
         """See `State.loop`."""
 
-    def map(self, state: Any, items: Sequence[Any], body: Callable[[Any, Any], Any], site: Site) -> list[Any]:
+    def map(self, state: Any, items: Sequence[Any], body: Callable[[Any, Any], Any], site: Site) -> Any:
         """See `State.map`."""
 
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
@@ -168,11 +169,13 @@ class LiveRecorder:
     def loop(self, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
         """Run the body, wait for what decides, and so on."""
         decider = None if until is None else lambda: state._find(until)
-        return run_loop(state, state._cursor.line, body, decider, lambda: state[until] == stop_value, limit)
+        return run_loop(state, state._cursor.line, body, decider, lambda: state[until] == stop_value, limit, site)
 
-    def map(self, state: Any, items: Sequence[Any], body: Callable[[Any, Any], Any], site: Site) -> list[Any]:
+    def map(self, state: Any, items: Sequence[Any], body: Callable[[Any, Any], Any], site: Site) -> Any:
         """Fork, and run the bodies concurrently."""
-        return run_map(state._fork(len(items), site), items, body) if len(items) else []
+        if not len(items):
+            return given([]) if is_async(body) else []
+        return run_map(state._fork(len(items), site), items, body)
 
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
         """Pass it on."""
@@ -221,7 +224,10 @@ def _shielded(future: Future[Outcome]) -> Future[Outcome]:
 def no_text(value: object, origin: Origin) -> ProgramError:
     """The error for something that was appended and is no text."""
     kind = type(value).__name__
-    if value is None:
+    if iscoroutine(value):
+        value.close()
+        hint = "an `async def` was called without `await`: s += await f()"
+    elif value is None:
         hint = "append a string; a function that returns nothing was called here, perhaps"
     elif isinstance(value, (bool, int, float)):
         hint = f"s += str({value!r}), or an f-string with the format you want"

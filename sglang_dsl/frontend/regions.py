@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import iscoroutine, iscoroutinefunction
 from typing import Any, Protocol
 
-from ..errors import ProgramError, SpecError
+from ..errors import Origin, ProgramError, SpecError
 from .bindings import Bound
 from .sites import Site
 
@@ -35,18 +36,24 @@ def run_switch(
             origin=site.origin,
         )
     with decided_by(line, bound):
-        return body(state)
+        return no_coroutine(body(state), "an arm of the switch", site.origin)
 
 
 def run_loop(
-    state: Any, line: Deciding, body: Body, until: Callable[[], Bound] | None, stop: Callable[[], bool], limit: int
+    state: Any,
+    line: Deciding,
+    body: Body,
+    until: Callable[[], Bound] | None,
+    stop: Callable[[], bool],
+    limit: int,
+    site: Site,
 ) -> Any:
     """Repeat `body` at most `limit` times, until `stop()` after one of them; gives what the last one returned."""
     before = line.control
     result = None
     try:
         for iteration in range(limit):
-            result = body(state)
+            result = no_coroutine(body(state), "the body of the loop", site.origin)
             if until is not None and iteration + 1 < limit:
                 if stop():
                     break
@@ -56,10 +63,46 @@ def run_loop(
     return result
 
 
-def run_map(branches: Any, items: Sequence[Any], body: Callable[[Any, Any], Any]) -> list[Any]:
-    """`body(branch, item)` for each, concurrently."""
-    results: list[Any] = branches.map(lambda branch: body(branch, items[branch.index]))
-    return results
+def run_map(branches: Any, items: Sequence[Any], body: Callable[[Any, Any], Any]) -> Any:
+    """`body(branch, item)` for each, concurrently; an awaitable of what they give where the body is `async def`."""
+    if not is_async(body):
+        return branches.map(lambda branch: body(branch, items[branch.index]))
+
+    async def one(branch: Any) -> Any:
+        return await body(branch, items[branch.index])
+
+    return branches.map(one)
+
+
+async def given(value: Any) -> Any:
+    """A value that is there already, to be awaited like the results of `async def` bodies."""
+    return value
+
+
+def is_async(function: object) -> bool:
+    """Whether calling it gives a coroutine: an `async def`, also inside a partial or as `__call__`, or such a program."""
+    called = getattr(type(function), "__call__", None)  # noqa: B004  that of its class is what a call calls
+    return iscoroutinefunction(function) or iscoroutinefunction(called) or getattr(function, "asynchronous", 0) is True
+
+
+DECIDE_HINT = (
+    "give it a plain `def`; an `async def` program can await the value (`await s.get(x)`) and go on with `if` or `for`"
+)
+MAP_HINT = "give it a plain `def`; or let the program be `async def`, and `await` the map of an `async def` body"
+
+
+def check_plain(function: object, what: str, origin: Origin, *, hint: str = DECIDE_HINT) -> None:
+    """Raise ProgramError for an `async def` where a plain function is called."""
+    if is_async(function):
+        raise ProgramError(f"{what} is `async def`, and nobody would await it here", hint=hint, origin=origin)
+
+
+def no_coroutine(value: Any, what: str, origin: Origin, *, hint: str = DECIDE_HINT) -> Any:
+    """The value. Raises ProgramError for a coroutine that nobody would await."""
+    if iscoroutine(value):
+        value.close()
+        raise ProgramError(f"{what} gave a coroutine, and nobody would await it here", hint=hint, origin=origin)
+    return value
 
 
 @contextmanager

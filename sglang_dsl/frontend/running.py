@@ -79,7 +79,11 @@ class Running(Generic[R]):
     def _run_async(self) -> None:
         import asyncio
 
-        self._end(asyncio.run(self._session.aexecute()))
+        try:
+            result = asyncio.run(self._session.aexecute())
+        except BaseException as raised:  # noqa: BLE001  a body that cancels its own task has ended, too
+            result = self._session.interrupted(raised)
+        self._end(result)
 
     def _end(self, result: Result[Any]) -> None:
         self._result = result

@@ -59,6 +59,7 @@ class Session(Generic[R]):
         """The same for an `async def` body, on this event loop. A cancelled task cancels the run."""
         import asyncio
 
+        self.run.await_on(asyncio.get_running_loop())
         try:
             value = await self._body(self.state)
             self._check_returned(value)
@@ -66,11 +67,12 @@ class Session(Generic[R]):
             value = await aresolved(value)
             summary = await asyncio.wrap_future(self.run.seal())
             error = self._failure_at_end(summary)
-        except asyncio.CancelledError:
-            self.cancel("the task was cancelled")
-            self.run.seal()
-            raise
         except BaseException as raised:  # noqa: BLE001  as above
+            task = asyncio.current_task()
+            if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
+                self.cancel("the task was cancelled")
+                self.run.seal()
+                raise
             summary = await asyncio.wrap_future(self._stopped(raised))
             return self._result(None, summary, raised, raised_by_body=True)
         return self._result(value, summary, error)
@@ -80,8 +82,10 @@ class Session(Generic[R]):
         self._cancelled = reason
         self.run.cancel(None, reason)
 
-    def interrupted(self, interrupt: KeyboardInterrupt) -> Result[R]:
-        """The end of an `async def` body whose event loop Ctrl-C has ended: what had finished by then is kept."""
+    def interrupted(self, interrupt: BaseException) -> Result[R]:
+        """The end of an `async def` body whose task or event loop was ended from outside (Ctrl-C, a cancellation): what had
+        finished by then is kept.
+        """
         summary = wait(self._stopped(interrupt))
         return self._result(None, summary, interrupt, raised_by_body=True)
 

@@ -11,7 +11,7 @@ whose `read` returns abstract values, whose `pieces` finds them in strings, and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from types import CodeType
 from typing import Any, NoReturn, TypeVar, overload
@@ -25,7 +25,7 @@ from .branches import Branches
 from .drafting import Cursor, Statement
 from .expressions import Handle, Mention
 from .joined import Lazy
-from .regions import check_limit
+from .regions import MAP_HINT, check_limit, check_plain
 from .sites import Site, caller_origin
 from .spans import NamedSpan, OpenTurn
 from .tools import Tool
@@ -292,6 +292,8 @@ class State:
         the whole program. Read what an arm binds through what it returns.
         """
         site = self._cursor.recorder.sites.at(sys._getframe(1))
+        for arm in (*arms.values(), default):
+            check_plain(arm, "an arm of the switch", site.origin)
         found: R = self._cursor.recorder.switch(self, self._find(on), arms, default, site)
         return found
 
@@ -303,16 +305,26 @@ class State:
         """
         site = self._cursor.recorder.sites.at(sys._getframe(1))
         check_limit(limit, site)
+        check_plain(body, "the body of the loop", site.origin)
         found: R = self._cursor.recorder.loop(self, body, until, stop_value, limit, site)
         return found
 
-    def map(self, items: Sequence[T], body: Callable[[State, T], R]) -> list[R]:
+    @overload
+    def map(  # type: ignore[overload-overlap]  # a coroutine function is the narrower case
+        self, items: Sequence[T], body: Callable[[State, T], Coroutine[Any, Any, R]]
+    ) -> Coroutine[Any, Any, list[R]]: ...
+    @overload
+    def map(self, items: Sequence[T], body: Callable[[State, T], R]) -> list[R]: ...
+    def map(self, items: Sequence[Any], body: Callable[[State, Any], Any]) -> Any:
         """Call `body(branch, item)` for each item, each in a branch of its own, concurrently; gives what they return,
         in order. No items give no branches. In a trace, items that are not known yet are recorded as a map.
+
+        In an `async def` program the body may be `async def`, too: then this gives an awaitable.
         """
         site = self._cursor.recorder.sites.at(sys._getframe(1))
-        found: list[R] = self._cursor.recorder.map(self, items, body, site)
-        return found
+        if not self._cursor.recorder.asynchronous:
+            check_plain(body, "the body of the map", site.origin, hint=MAP_HINT)
+        return self._cursor.recorder.map(self, items, body, site)
 
     def __repr__(self) -> str:
         where = f" branch {self._cursor.line.path}" if self._cursor.line.path else ""

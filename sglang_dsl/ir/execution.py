@@ -30,6 +30,7 @@ from .outcome import Usage as Usage
 from .specs import Backend, ConstraintSpec, RunOptions
 
 if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
     from concurrent.futures import Future
 
     from .record import RunRecord
@@ -91,6 +92,11 @@ class Run(Protocol):
 
     def register(self, key: str, function: Callable[..., Any]) -> None:
         """Add a Python callable (tool, join key, validator) that nodes appended later name by `key`."""
+
+    def await_on(self, loop: AbstractEventLoop) -> None:
+        """The program is a coroutine of this event loop: what registered callables give to be awaited is awaited there. Else
+        the run has a loop of its own for all of it.
+        """
 
     def value(self, node_id: str) -> Future[Outcome]:
         """The node's future (the same object each time). Cancelling it does not cancel the node."""

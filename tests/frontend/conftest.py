@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from asyncio import AbstractEventLoop
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -58,6 +59,9 @@ class FakeRun:
 
     def register(self, key: str, function: Callable[..., Any]) -> None:
         self.registry[key] = function
+
+    def await_on(self, loop: AbstractEventLoop) -> None:
+        pass
 
     def extend(self, nodes: Sequence[Node]) -> None:
         with self.lock:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from sglang_dsl.errors import JoinError
 from sglang_dsl.ir.nodes import Join
 from sglang_dsl.ir.specs import JoinMode
 from sglang_dsl.runtime.interpret.joins import Ended, Verdict, ballot_of, decide
@@ -42,12 +41,3 @@ def test_vote_compares_values_as_json() -> None:
     verdict = verdict_of("vote", 3, [(0, 1), (1, {"b": 2, "a": 1}), (2, {"a": 1, "b": 2})])
     assert verdict is not None
     assert verdict.winners == (1, 2)
-
-
-def test_best_whose_key_raises_fails_with_that_as_its_cause() -> None:
-    verdict = verdict_of("best", 2, [(0, "x"), (1, "y")], key=lambda value: 1 / 0)
-    assert verdict is not None
-    assert isinstance(verdict.error, JoinError)
-    assert "its key raised ZeroDivisionError: division by zero" in str(verdict.error)
-    assert isinstance(verdict.error.__cause__, ZeroDivisionError)
-    assert verdict.error.results == ["x", "y"]

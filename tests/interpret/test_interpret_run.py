@@ -582,6 +582,19 @@ def test_join_best_takes_the_highest_key() -> None:
     assert run.value("j").result(1).value == "a long one"
 
 
+def test_join_best_whose_key_raises_fails_with_that_as_its_cause() -> None:
+    target = FakeTarget(lambda request: "x")
+    spec = RunSpec(options=RunOptions(seed=1), registry={"broken": lambda value: 1 / 0})
+    _, nodes = fork_of(target, 2, mode="best", key="broken")
+    run = InterpretedRun(spec, {None: target})
+    run.extend(nodes)
+    error = run.value("j").exception(5)
+    assert isinstance(error, JoinError)
+    assert "its key raised ZeroDivisionError: division by zero" in str(error)
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assert error.results == ["x", "x"]
+
+
 def test_join_concat_appends_the_branches_text_with_their_own_ids() -> None:
     target = FakeTarget()
     run, nodes = fork_of(target, 2, mode="concat")
@@ -812,7 +825,7 @@ def test_run_validator_runs_outside_the_engines_thread_and_its_own_fault_is_its_
     run = open_run(FakeTarget(echo), registry={"v": validator})
     run.extend([text("t", "x"), gen("a", "t", retries=3, validator="v")])
     assert "KeyError" in str(run.value("a").exception(5))
-    assert threads == ["tool-0"]
+    assert threads == ["user-code-0"]
 
 
 def test_tool_sees_the_callers_context_variables() -> None:

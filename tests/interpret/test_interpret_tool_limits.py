@@ -15,7 +15,7 @@ from sglang_dsl.ir.execution import RunSpec
 from sglang_dsl.ir.nodes import DictOf, Tool
 from sglang_dsl.ir.specs import RunOptions
 from sglang_dsl.runtime.interpret.run import InterpretedRun
-from sglang_dsl.runtime.interpret.threads import TOOL_THREADS
+from sglang_dsl.runtime.interpret.user_code import WORKERS
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def call(node_id: str, tool: str, timeout_s: float | None = None) -> Tool:
 
 def test_timeout_counts_from_the_start_of_the_call_not_while_it_waits_for_a_thread(stuck: threading.Event) -> None:
     run = run_with({"slow": lambda: stuck.wait(10), "quick": lambda: "ok"})
-    run.extend([call(f"s{i}", "slow") for i in range(TOOL_THREADS)])
+    run.extend([call(f"s{i}", "slow") for i in range(WORKERS)])
     run.extend([call("q", "quick", timeout_s=0.02)])
     with pytest.raises(NoResultYet):
         run.value("q").result(0.1)
@@ -48,10 +48,10 @@ def test_timeout_counts_from_the_start_of_the_call_not_while_it_waits_for_a_thre
 
 def test_tools_that_outlived_their_timeout_hold_back_no_other(stuck: threading.Event) -> None:
     run = run_with({"slow": lambda: stuck.wait(10), "quick": lambda: "ok"})
-    run.extend([call(f"s{i}", "slow", timeout_s=0.02) for i in range(2 * TOOL_THREADS)])
+    run.extend([call(f"s{i}", "slow", timeout_s=0.02) for i in range(2 * WORKERS)])
     run.extend([call("q", "quick", timeout_s=5)])
     assert run.value("q").result(5).value == "ok"
-    assert all(isinstance(run.value(f"s{i}").exception(5), ToolError) for i in range(2 * TOOL_THREADS))
+    assert all(isinstance(run.value(f"s{i}").exception(5), ToolError) for i in range(2 * WORKERS))
 
 
 def test_tools_of_a_cancelled_branch_hold_back_no_other(stuck: threading.Event) -> None:
@@ -62,18 +62,18 @@ def test_tools_of_a_cancelled_branch_hold_back_no_other(stuck: threading.Event) 
         stuck.wait(10)
 
     run = run_with({"slow": slow, "quick": lambda: "ok"})
-    run.extend([call(f"s{i}", "slow") for i in range(TOOL_THREADS)])
-    for _ in range(TOOL_THREADS):
+    run.extend([call(f"s{i}", "slow") for i in range(WORKERS)])
+    for _ in range(WORKERS):
         assert begun.acquire(timeout=5)
-    run.cancel([f"s{i}" for i in range(TOOL_THREADS)], "not needed")
+    run.cancel([f"s{i}" for i in range(WORKERS)], "not needed")
     run.extend([call("q", "quick")])
     assert run.value("q").result(5).value == "ok"
 
 
 def test_deadline_of_the_run_also_ends_tools_that_wait_for_a_thread(stuck: threading.Event) -> None:
     run = run_with({"slow": lambda: stuck.wait(10)}, deadline_s=0.05)
-    run.extend([call(f"s{i}", "slow") for i in range(TOOL_THREADS + 1)])
-    assert all(isinstance(run.value(f"s{i}").exception(5), DeadlineError) for i in range(TOOL_THREADS + 1))
+    run.extend([call(f"s{i}", "slow") for i in range(WORKERS + 1)])
+    assert all(isinstance(run.value(f"s{i}").exception(5), DeadlineError) for i in range(WORKERS + 1))
 
 
 def test_many_tools_with_limits_share_few_threads() -> None:
@@ -83,4 +83,4 @@ def test_many_tools_with_limits_share_few_threads() -> None:
     run.extend([call(f"c{i}", "count", timeout_s=30) for i in range(1000)])
     for i in range(1000):
         run.value(f"c{i}").result(10)
-    assert max(seen) <= TOOL_THREADS + 1
+    assert max(seen) <= WORKERS + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from inspect import iscoroutine
 from typing import Any, NoReturn
 
 from ...errors import TraceError
@@ -89,13 +90,27 @@ def follow_map(path: Walk, state: Any, items: Unknown, body: Callable[[Any, Any]
 
     def once(inside: Any) -> Any:
         inside._cursor.recorder.graph.append(item)
-        return body(inside, path.trace.member(Reference(item.id), shape))
+        return _awaited(path, body(inside, path.trace.member(Reference(item.id), shape)))
 
     recorded = _Recorded(path, state, line, once, site)
     graph, result = recorded.graph()
     whole = Graph([item, *graph], name=graph.name).freeze()
     node_id = _push(state, site, Map, items=items._reference, item=item.id, body=whole, result=result)
     return path.trace.member(Reference(node_id), Data(list, item=recorded.shape))
+
+
+def _awaited(path: Walk, value: Any) -> Any:
+    """What the coroutine of an `async def` body gives. In a trace all values are there, so nothing of the program's own waits."""
+    if not iscoroutine(value):
+        return value
+    try:
+        value.send(None)
+    except StopIteration as ended:
+        return ended.value
+    value.close()
+    return (path.trace.path or path).stop(
+        "the `async def` body of a map waits for something else than the program's calls"
+    )
 
 
 class _Recorded:

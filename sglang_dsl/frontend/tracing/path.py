@@ -30,7 +30,7 @@ from ...ir.nodes import (
 from ..bindings import Bound
 from ..data import data_of_value
 from ..joined import Lazy
-from ..regions import Body, run_map
+from ..regions import Body, given, is_async, run_map
 from ..sites import Site, Sites
 from ..values import Unknown, exact, is_abstract
 from .control import follow_loop, follow_map, follow_switch
@@ -151,8 +151,11 @@ class Path:
     def map(self, state: Any, items: Any, body: Callable[[Any, Any], Any], site: Site) -> Any:
         """Known items fork; unknown ones are a Map with its body as a sub-graph."""
         if is_abstract(items):
-            return follow_map(self, state, items, body, site)
-        return run_map(state._fork(len(items), site), items, body) if len(items) else []
+            found = follow_map(self, state, items, body, site)
+            return given(found) if is_async(body) else found
+        if not len(items):
+            return given([]) if is_async(body) else []
+        return run_map(state._fork(len(items), site), items, body)
 
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
         """What a run had done by then only the run can say."""

@@ -7,6 +7,7 @@ no cache, no failures.
 from __future__ import annotations
 
 import json
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -129,6 +130,9 @@ class Performance:
     def register(self, key: str, function: Callable[..., Any]) -> None:
         """Join keys are called; tools and validators are not."""
         self.registry[key] = function
+
+    def await_on(self, loop: AbstractEventLoop) -> None:
+        """Nothing is awaited."""
 
     def value(self, node_id: str) -> Future[Outcome]:
         """The node's future."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from itertools import combinations
 from typing import Any
 
+from ...errors import ConstraintError
 from .normalise import Refs, Schema, refused
+from .schema_validator import validator_of
 
 
 def filtered(values: list[Any], schema: dict[str, Any], path: str) -> list[Any]:
@@ -17,13 +18,11 @@ def filtered(values: list[Any], schema: dict[str, Any], path: str) -> list[Any]:
         return values
     if "$ref" in json.dumps(rest):
         raise refused(path, "enum", "stands beside keywords with references", "list only the values that remain")
-    from jsonschema import Draft202012Validator
-
-    validator = Draft202012Validator(rest)
+    validator = validator_of(rest, formats=False)
     try:
         return [value for value in values if validator.is_valid(value)]
-    except re.error as error:
-        raise refused(path, "pattern", f"the regex is malformed: {error}", "test it with `re.compile`") from error
+    except ConstraintError as error:
+        raise refused(path, "pattern", error.what, error.hint) from error
 
 
 def disjoint(options: list[Schema], refs: Refs, path: str) -> bool:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NoReturn, Protocol
+from inspect import isawaitable
+from typing import Any, NoReturn
 
-from ...errors import ConstraintError, InvalidValueError, TruncatedError
+from ...errors import InvalidValueError, RunError, TruncatedError
 from ...ir.nodes import Gen
 from ...ir.specs import ConstraintSpec
+from ..constrain.compile import compile_constraint
+from ..constrain.schema_validator import validator_of_text
 
 SHOWN_CHARACTERS = 80  # of an output, in an error: enough to recognise it, too little to flood a log
-
-
-class _Validator(Protocol):
-    def iter_errors(self, instance: Any) -> Any: ...
+QUICK_CHARACTERS = 4096  # of an output that is checked where it arrives: a millisecond at most
 
 
 def value_of(gen: Gen, text: str, *, cut: bool, tokens: int) -> Any:
@@ -47,28 +47,73 @@ def value_of(gen: Gen, text: str, *, cut: bool, tokens: int) -> Any:
 
 
 def prepare(constraint: ConstraintSpec | None) -> None:
-    """Build on the caller's thread what `value_of` will need on the engine's, once per constraint.
+    """Build on the caller's thread what is needed to check a value, once per constraint.
 
     Raises:
         ConstraintError: the schema is not one.
     """
-    if constraint is not None and constraint.kind == "json_schema":
-        _validator(constraint.text)
+    if constraint is None or constraint.kind == "lark":
+        return
+    compile_constraint(constraint)
+    if constraint.kind == "json_schema":
+        validator_of_text(constraint.text)
 
 
-def accept(gen: Gen, value: Any, text: str, validator: Callable[[Any], Any]) -> None:
-    """Ask the program's own validator: it refuses by returning False or raising ValueError.
+def checked_at_once(gen: Gen, text: str) -> bool:
+    """Whether `value_of` takes no time to speak of: the text is short, and nothing but look-ups are needed to check it, as
+    where the constraint's automaton has just produced it. All else is left to a thread that may take its time.
+    """
+    constraint = gen.constraint
+    if constraint is None:
+        return gen.decode == "text" or len(text) <= QUICK_CHARACTERS
+    if len(text) > QUICK_CHARACTERS:
+        return False
+    match constraint.kind:
+        case "regex":
+            return compile_constraint(constraint).known(text) is not None
+        case "json_schema":
+            return compile_constraint(constraint).known(text) is True
+    return True
+
+
+def judged(gen: Gen, text: str, validator: Callable[[Any], Any] | None, *, cut: bool, tokens: int) -> Any:
+    """The value of a gen's text (see `value_of`) that the program's own validator accepts, or an awaitable of it. The
+    validator refuses by returning False or raising ValueError, or by what it gives to be awaited doing so.
 
     Raises:
-        InvalidValueError: it refused; the message is its own.
+        TruncatedError, InvalidValueError: see `value_of`; or it was refused, and the message is the validator's own.
     """
+    value = value_of(gen, text, cut=cut, tokens=tokens)
+    if validator is None:
+        return value
+    with _refusing(gen, text):
+        verdict = validator(value)
+    return _judged_later(gen, text, value, verdict) if isawaitable(verdict) else _accepted(gen, text, value, verdict)
+
+
+async def _judged_later(gen: Gen, text: str, value: Any, verdict: Awaitable[Any]) -> Any:
+    with _refusing(gen, text):
+        found = await verdict
+    return _accepted(gen, text, value, found)
+
+
+def _accepted(gen: Gen, text: str, value: Any, verdict: Any) -> Any:
+    if verdict is False:
+        _refuse(gen, text, "its validator returned False")
+    return value
+
+
+@contextmanager
+def _refusing(gen: Gen, text: str) -> Iterator[None]:
+    """What a validator raises, as a refusal. Output that another run of the validator's own refused is no refusal here."""
     try:
-        refused = validator(value) is False
-        reason = "its validator returned False"
+        yield
     except ValueError as error:
-        refused, reason = True, str(error) or type(error).__name__
-    if refused:
-        _refuse(gen, text, reason)
+        _refuse(gen, text, str(error) or type(error).__name__)
+    except InvalidValueError as error:
+        raise RunError(
+            f"the validator of {gen.name or gen.id!r} raised InvalidValueError: {error.what}", origin=gen.origin
+        ) from error
 
 
 def _checked(gen: Gen, text: str) -> Any:
@@ -78,14 +123,20 @@ def _checked(gen: Gen, text: str) -> Any:
         return value
     match constraint.kind:
         case "json_schema":
-            _check_schema(gen, value if gen.decode == "json" else _parsed(gen, text), text, constraint)
+            if not compile_constraint(constraint).known(text):
+                _check_schema(gen, value if gen.decode == "json" else _parsed(gen, text), text, constraint)
         case "regex":
-            if _pattern(constraint.text).fullmatch(text) is None:
+            if not compile_constraint(constraint).matches(text):
                 _refuse(gen, text, f"it does not match {_short(constraint.text)}")
         case "choices":
-            if text not in json.loads(constraint.text):
+            if text not in _choices(constraint.text):
                 _refuse(gen, text, "it is none of the choices")
     return value
+
+
+@lru_cache(maxsize=256)
+def _choices(listed: str) -> frozenset[str]:
+    return frozenset(json.loads(listed))
 
 
 def _parsed(gen: Gen, text: str) -> Any:
@@ -100,29 +151,8 @@ def _not_json(constant: str) -> NoReturn:
 
 
 def _check_schema(gen: Gen, value: Any, text: str, constraint: ConstraintSpec) -> None:
-    for error in _validator(constraint.text).iter_errors(value):
+    for error in validator_of_text(constraint.text).iter_errors(value):
         _refuse(gen, text, f"at {error.json_path}: {_short(error.message)}")
-
-
-@lru_cache(maxsize=256)
-def _validator(schema: str) -> _Validator:
-    from jsonschema import Draft202012Validator
-    from jsonschema.exceptions import SchemaError
-
-    parsed = json.loads(schema)
-    try:
-        Draft202012Validator.check_schema(parsed)
-    except SchemaError as error:
-        raise ConstraintError(f"the schema is not valid at {error.json_path}: {error.message}") from error
-    return Draft202012Validator(parsed, format_checker=Draft202012Validator.FORMAT_CHECKER)
-
-
-@lru_cache(maxsize=256)
-def _pattern(source: str) -> re.Pattern[str]:
-    try:
-        return re.compile(source)
-    except re.error as error:
-        raise ConstraintError(f"the regex {_short(source)} is malformed: {error}") from error
 
 
 def _refuse(gen: Gen, text: str, reason: str) -> NoReturn:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,11 @@ from ...ir.evaluation import evaluate
 from ...ir.execution import MISSING, Outcome
 from ...ir.nodes import Fork, Join, references_in, taking_part
 from .entry import Entry
-from .joins import Ended, ballot_of, decide
+from .joins import Ended, Verdict, ballot_of, decide, key_failed
 from .machine import Machine
 from .model import entries_between
+from .user_calls import UserCalls, keep_context
+from .user_code import Answer
 
 
 def begin_fork(machine: Machine, entry: Entry) -> None:
@@ -55,6 +57,8 @@ def check_join(machine: Machine, entry: Entry) -> None:
     most = fork.size - len(set(join.skipped))
     if join.k is not None and not 1 <= join.k <= most:
         raise SpecError(f"k={join.k} of the join is out of range", hint=f"give 1 to {most}", origin=join.origin)
+    if join.key is not None:
+        keep_context(entry)
     machine.leases.close(entry.scope.find(join.fork), range(fork.size))
 
 
@@ -120,9 +124,41 @@ class Race:
         return Ended(branch, value, ballot=ballot_of(self.join, value))
 
     def _decide(self) -> None:
-        verdict = decide(self.join, self.size, self.ended, self.key)
-        if verdict is None:
-            return
+        if self.key is not None and len(self.ended) == len(self.taking_part):
+            good = sorted((branch for branch in self.ended if branch.succeeded), key=lambda b: b.branch)
+            if good:
+                self._ask(self.key, good)
+                return
+        verdict = decide(self.join, self.size, self.ended)
+        if verdict is not None:
+            self._end(verdict)
+
+    def _ask(self, key: Callable[[Any], Any], good: Sequence[Ended]) -> None:
+        """Have the program's own key called for each branch, then see whose is the highest."""
+        what = f"the key of the join of {self.join.name or self.join.fork!r}"
+
+        def ranked(answers: Sequence[Answer]) -> None:
+            failed = next((answer for answer in answers if answer.error is not None), None)
+            if failed is not None:
+                self._end(key_failed(self.join, self.size, self.ended, failed.said, failed.error))
+                return
+            ranks = [answer.value for answer in answers]
+            if all(type(rank) in (int, float, bool) for rank in ranks):
+                won([Answer(_highest(ranks))])
+            else:  # comparing objects of the user's is user code, too
+                UserCalls(self.machine, self.entry, [partial(_highest, ranks)], won, what=what).begin()
+
+        def won(answers: Sequence[Answer]) -> None:
+            index, error, said = answers[0]
+            if error is not None:
+                self._end(key_failed(self.join, self.size, self.ended, said, error))
+            else:
+                self._end(Verdict(good[index].value, (good[index].branch,)))
+
+        asked = [partial(key, branch.value) for branch in good]
+        UserCalls(self.machine, self.entry, asked, ranked, what=what).begin()
+
+    def _end(self, verdict: Verdict) -> None:
         self.fork.races.remove(self)
         self._end_losers()
         if verdict.error is not None:
@@ -154,3 +190,8 @@ class Race:
         tips = (self.entry.scope.find(tip) for tip in taking_part(self.join, self.join.tips))
         said = (entry.outcome for tip in tips for entry in entries_between(self.fork, tip))
         return "".join(outcome.text for outcome in said if outcome is not None)
+
+
+def _highest(ranks: Sequence[Any]) -> int:
+    """Where the highest stands; of equal ones, the first."""
+    return max(range(len(ranks)), key=ranks.__getitem__)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ...errors import InvalidValueError, SpecError
+from ...errors import CancelledError, DslError, InvalidValueError, RunError, SpecError
 from ...ir.evaluation import evaluate, text_of
 from ...ir.execution import Event, Meta, Outcome
 from ...ir.nodes import Gen, Reasoning, Reference, Select
 from ...ir.specs import SamplingSpec
 from ..schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequest, ScoreResult
-from .answer import accept, prepare, value_of
+from .answer import checked_at_once, judged, prepare, value_of
 from .choose import best, distinct, scored
 from .entry import Entry, Produced
 from .flight import equal_work, send
@@ -22,7 +22,8 @@ from .machine import Machine
 from .model import Model
 from .prompt import Prompt
 from .seeds import node_seed, own_seed
-from .threads import Job
+from .user_calls import UserCalls, keep_context
+from .user_code import Answer
 
 
 def check_gen(machine: Machine, entry: Entry) -> None:
@@ -40,6 +41,8 @@ def check_gen(machine: Machine, entry: Entry) -> None:
     check_heal(gen)
     if gen.validator is not None and gen.validator not in machine.registry:
         raise SpecError(f"no validator is registered as {gen.validator!r}", origin=gen.origin)
+    if gen.validator is not None or gen.constraint is not None:
+        keep_context(entry)
     wanted = gen.sampling.max_tokens or max(1, gen.sampling.min_tokens)  # not given: what is left, so one at least
     model.check_length(model.known_tokens(entry.context), wanted, entry)
 
@@ -213,35 +216,34 @@ class GenCall(_Call):
 
     def _answered(self, result: GenerateResult) -> None:
         text = result.text if self.healed is None else result.text[len(self.healed.text) :]
+        cut, tokens = result.finish_reason == "length", result.generated_tokens
+        validator = None if self.gen.validator is None else self.machine.registry[self.gen.validator]
+        if validator is not None or not checked_at_once(self.gen, text):
+            judge = partial(judged, self.gen, text, validator, cut=cut, tokens=tokens)
+            what = f"the validator of {self.entry.id!r}"
+            UserCalls(self.machine, self.entry, [judge], partial(self._judged, result, text), what=what).begin()
+            return
         try:
-            value = value_of(self.gen, text, cut=result.finish_reason == "length", tokens=result.generated_tokens)
+            value = value_of(self.gen, text, cut=cut, tokens=tokens)
         except InvalidValueError as error:
             self._refused(error)
-            return
-        if self.gen.validator is None:
-            self._accepted(result, text, value)
         else:
-            judge = partial(self._judge, self.machine.registry[self.gen.validator], result, text, value)
-            self.machine.post(partial(self.machine.tool_threads.put, Job(judge)))
-
-    def _judge(self, validator: Callable[[Any], Any], result: GenerateResult, text: str, value: Any) -> None:
-        """Ask the program's validator, on a tool's thread: it may take its time."""
-        refusal: Exception | None = None
-        try:
-            accept(self.gen, value, text, validator)
-        except Exception as error:  # noqa: BLE001 - a validator is foreign code; its fault is its node's
-            refusal = error
-        with self.machine.turn():
-            if not self.entry.ended:
-                self.machine.attempt(self.entry, partial(self._judged, result, text, value, refusal))
-
-    def _judged(self, result: GenerateResult, text: str, value: Any, refusal: Exception | None) -> None:
-        if refusal is None:
             self._accepted(result, text, value)
-        elif isinstance(refusal, InvalidValueError):
-            self._refused(refusal)
+
+    def _judged(self, result: GenerateResult, text: str, answers: Sequence[Answer]) -> None:
+        value, error, said = answers[0]
+        if error is None:
+            self._accepted(result, text, value)
+        elif isinstance(error, InvalidValueError):
+            self._refused(error)
+        elif isinstance(error, DslError) and not isinstance(error, CancelledError):
+            raise error
         else:
-            raise refusal
+            raise RunError(
+                f"the validator of {self.gen.name or self.gen.id!r} raised {said}",
+                hint="a validator refuses by returning False or raising ValueError",
+                origin=self.gen.origin,
+            ) from error
 
     def _refused(self, error: InvalidValueError) -> None:
         if self.attempt >= self.gen.retries:

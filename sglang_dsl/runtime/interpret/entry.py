@@ -69,7 +69,7 @@ class Entry:
     races: list[Race] = field(default_factory=list)  # forks: joins of it that are not decided
     pieces: tuple[TextPiece, ...] = ()  # texts
     produced: Produced | None = None  # gens and selects
-    variables: Context | None = None  # tools: the caller's context variables
+    variables: Context | None = None  # of the statement, where user code is called
     order: int = -1  # the how-manieth to end in its run
     stop: Callable[[str], None] | None = None  # how to end what runs for it outside, with a reason
 

@@ -15,7 +15,7 @@ Failed branches never win. If a mode can no longer succeed, the join fails at on
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,13 +51,13 @@ class Verdict:
     error: JoinError | None = None
 
 
-def decide(join: Join, size: int, ended: Sequence[Ended], key: Callable[[Any], Any] | None = None) -> Verdict | None:
-    """The verdict, or None while the branches that still run matter.
+def decide(join: Join, size: int, ended: Sequence[Ended]) -> Verdict | None:
+    """The verdict, or None while the branches that still run matter. Mode `best` compares the values themselves here: a
+    key is the user's own code, which is never called from here (`branches.Race`).
 
     Args:
         size: number of branches, those included that take no part.
         ended: those that take part and have ended, in order.
-        key: of mode `best`.
     """
     good = [branch for branch in ended if branch.succeeded]
     running = size - len(set(join.skipped)) - len(ended)
@@ -71,7 +71,7 @@ def decide(join: Join, size: int, ended: Sequence[Ended], key: Callable[[Any], A
     if running:
         return None
     if join.mode == "best":
-        return _best(join, size, ended, good, key)
+        return _best(join, size, ended, good)
     results = results_of(join, size, ended)
     winners = tuple(branch.branch for branch in good)
     failed = [branch for branch in ended if branch.error is not None]
@@ -129,17 +129,19 @@ def _standing(branches: Sequence[int]) -> tuple[int, int]:
     return -len(branches), min(branches)
 
 
-def _best(
-    join: Join, size: int, ended: Sequence[Ended], good: list[Ended], key: Callable[[Any], Any] | None
-) -> Verdict:
+def _best(join: Join, size: int, ended: Sequence[Ended], good: list[Ended]) -> Verdict:
     if not good:
         return _failed(join, size, ended, "no branch has a value to compare")
-    in_order = sorted(good, key=lambda b: b.branch)
     try:
-        winner = max(in_order, key=lambda b: b.value if key is None else key(b.value))
-    except Exception as error:  # noqa: BLE001  a user's function: what it raises is why the join has no value
-        return _failed(join, size, ended, f"its key raised {type(error).__name__}: {error}", cause=error)
+        winner = max(sorted(good, key=lambda b: b.branch), key=lambda b: b.value)
+    except TypeError as error:
+        return _failed(join, size, ended, f"its values cannot be compared: {error}", cause=error)
     return Verdict(winner.value, (winner.branch,))
+
+
+def key_failed(join: Join, size: int, ended: Sequence[Ended], said: str, cause: BaseException | None) -> Verdict:
+    """The verdict where the key of mode `best` raised, or gave what cannot be compared."""
+    return _failed(join, size, ended, f"its key raised {said}", cause=cause)
 
 
 def ballot_of(join: Join, value: Any) -> str:
@@ -155,7 +157,7 @@ def _ballots(good: Sequence[Ended]) -> list[list[Ended]]:
     return list(groups.values())
 
 
-def _failed(join: Join, size: int, ended: Sequence[Ended], why: str, *, cause: Exception | None = None) -> Verdict:
+def _failed(join: Join, size: int, ended: Sequence[Ended], why: str, *, cause: BaseException | None = None) -> Verdict:
     error = JoinError(
         f"the join of {join.name or join.fork!r} ({join.mode}) failed: {why}",
         results=results_of(join, size, ended),

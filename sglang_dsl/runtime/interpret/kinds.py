@@ -21,7 +21,7 @@ from ...ir.nodes import (
 from .branches import begin_fork, begin_join, check_fork, check_join
 from .calls import begin_gen, begin_select, check_gen, check_select
 from .machine import Kinds
-from .regions import begin_loop, begin_map, begin_switch
+from .regions import begin_loop, begin_map, begin_switch, check_region
 from .tools import begin_tool, check_tool
 from .words import begin_input, begin_return, begin_role, begin_text, check_input, check_role, refuse_break
 
@@ -33,6 +33,9 @@ KINDS = Kinds(
         Fork: check_fork,
         Join: check_join,
         Tool: check_tool,
+        Switch: check_region,
+        Loop: check_region,
+        Map: check_region,
         Input: check_input,
         Break: refuse_break,
     },

@@ -27,7 +27,6 @@ from ...ir.execution import Event, EventKind, Outcome, RunSpec
 from ...ir.nodes import Gen, Node, data_of
 from ..plan.critical import longest_path
 from ..schedule.request import Request, Sink
-from .alarms import Alarms
 from .awaited import Awaited
 from .budget import Budget
 from .entry import Entry, Scope
@@ -38,7 +37,7 @@ from .outbox import Outbox
 from .seeds import draw_seed
 from .tally import Tally
 from .target import Target
-from .threads import ToolThreads
+from .user_code import UserCode
 
 Begin: TypeAlias = "Callable[[Machine, Entry], None]"
 
@@ -85,8 +84,7 @@ class Machine:
         self.flights: dict[Hashable, Awaited] = {}
         self.leases = Leases(self.post)
         self.pure_calls: dict[tuple[str, str], Entry] = {}  # (tool, its arguments as JSON)
-        self.tool_threads = ToolThreads()
-        self.tool_limits = Alarms()
+        self.user_code = UserCode()
         self.on_idle: Callable[[], None] = _nothing
         self._sealed = False
         self._idle = False
@@ -343,7 +341,7 @@ class Machine:
         if self._sealed and not self.unended and not self._idle:
             self._idle = True
             self.leases.end()
-            self.tool_threads.close()
+            self.user_code.close()
             self.on_idle()
 
     # Outside

@@ -20,6 +20,12 @@ from ...ir.graph import Graph
 from ...ir.nodes import Arm, Expression, Input, Loop, Map, Return, Switch, references_in
 from .entry import Entry, Scope
 from .machine import Machine
+from .user_calls import keep_context
+
+
+def check_region(machine: Machine, entry: Entry) -> None:
+    """The nodes inside see the context variables of the statement that the region comes from."""
+    keep_context(entry)
 
 
 def begin_switch(machine: Machine, entry: Entry) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import CancelledError, DslError, GraphError, RunError
 from ...ir.execution import Event, Outcome, RunSpec, RunSummary
@@ -16,6 +16,10 @@ from .leaving import record_of
 from .machine import Machine
 from .model import Model
 from .target import Target
+from .user_code import give_way
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 
 class InterpretedRun:
@@ -31,6 +35,7 @@ class InterpretedRun:
     """
 
     def __init__(self, spec: RunSpec, targets: Mapping[str | None, Target], *, share_equal: bool = True) -> None:
+        give_way()
         models = {alias: Model(target, spec.options.namespace) for alias, target in targets.items()}
         self._machine = Machine(spec, models, KINDS, share_equal=share_equal)
         self._summary: Future[RunSummary] = Future()
@@ -64,12 +69,17 @@ class InterpretedRun:
         with self._machine.turn():
             self._machine.registry[key] = function
 
+    def await_on(self, loop: AbstractEventLoop) -> None:
+        """See `Run`."""
+        self._machine.user_code.await_on(loop)
+
     def value(self, node_id: str) -> Future[Outcome]:
         """See `Run`. Nodes of sub-graphs are there once their region has begun.
 
         Raises:
             GraphError: no such node was appended.
         """
+        give_way()
         with self._machine.turn():
             entry = self._machine.entries.get(node_id)
             if entry is None:

@@ -1,29 +1,25 @@
 """Tools: registered Python functions, called with JSON and answering JSON.
 
-A tool starts once the text before it in its state and its arguments are there, on one of the run's few threads. Calls of
-a pure tool with equal arguments are one call; an idempotent one that raises is called again. Python cannot stop a function: what one that outlived its timeout or its
-run returns is dropped.
+A tool starts once the text before it in its state and its arguments are there; where it runs is said in `user_code.py`. Calls of
+a pure tool with equal arguments are one call; an idempotent one that raises is called again.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import inspect
 import json
 import logging
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ...errors import DeadlineError, DslError, SpecError, ToolError
+from ...errors import SpecError, ToolError
 from ...ir.evaluation import evaluate
 from ...ir.execution import Event, Outcome
 from ...ir.nodes import Tool
-from .alarms import Alarm
 from .entry import Entry
 from .machine import Machine
-from .threads import Job
+from .user_calls import UserCalls, keep_context
+from .user_code import Answer
 
 IDEMPOTENT_ATTEMPTS = 3
 
@@ -31,13 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 def check_tool(machine: Machine, entry: Entry) -> None:
-    """Raise SpecError if no such tool is registered. Remembers the caller's context variables for the call."""
+    """Raise SpecError if no such tool is registered."""
     if not isinstance(entry.node, Tool):
         return
     if entry.node.tool not in machine.registry:
         known = ", ".join(sorted(machine.registry)) or "none"
         raise SpecError(f"no tool is registered as {entry.node.tool!r}; registered: {known}", origin=entry.node.origin)
-    entry.variables = contextvars.copy_context()
+    keep_context(entry)
 
 
 def begin_tool(machine: Machine, entry: Entry) -> None:
@@ -74,89 +70,72 @@ class ToolCall:
         self.machine = machine
         self.entry = entry
         self.tool = tool
-        self.arguments = arguments
-        self.job = Job(self._work)
-        self.limits: list[Alarm] = []
+        self.attempts = Attempts(machine.registry[tool.tool], arguments, tool, lambda: not entry.ended)
+        self.calls = UserCalls(
+            machine, entry, [self.attempts], self._answered, what=f"tool {tool.tool!r}", began=self._began
+        )
 
     def begin(self) -> None:
         """Queue the call. Raises DeadlineError where the run's deadline has passed."""
-        self.entry.stop = self._stopped
-        left_s = self.machine.budget.seconds_left(self.entry)
-        if left_s is not None:
-            self.machine.post(partial(self._end_after, left_s, self._out_of_time))
-        self.machine.post(partial(self.machine.tool_threads.put, self.job))
+        self.calls.begin()
 
-    def _end_after(self, seconds: float, ending: Callable[[], None]) -> None:
-        self.limits.append(self.machine.tool_limits.after(seconds, ending))
+    def _began(self) -> None:
+        self.machine.emit(Event(kind="started", node_id=self.entry.id, at_s=self.machine.now()))
+        if self.tool.timeout_s is not None:
+            self.calls.end_after(self.tool.timeout_s, self._timed_out)
 
-    def _work(self) -> None:
-        with self.machine.turn():
-            if self.entry.ended:
-                self._lift_limits()
-                return
-            self.machine.emit(Event(kind="started", node_id=self.entry.id, at_s=self.machine.now()))
-            if self.tool.timeout_s is not None:
-                self.machine.post(partial(self._end_after, self.tool.timeout_s, self._timed_out))
-        try:
-            value = self._call_again_while_idempotent()
-        except Exception as error:  # noqa: BLE001 - a tool is foreign code; its fault is its node's
-            self._failed(f"raised {type(error).__name__}: {error}", error)
-            return
-        with self.machine.turn():
-            self._lift_limits()
-            self.machine.finish(self.entry, Outcome(value=value))
+    def _answered(self, answers: Sequence[Answer]) -> None:
+        answer = answers[0]
+        if answer.error is not None:
+            raise self._error(f"raised {answer.said}") from answer.error
+        self.machine.finish(self.entry, Outcome(value=answer.value))
 
-    def _call_again_while_idempotent(self) -> Any:
-        for _ in range(IDEMPOTENT_ATTEMPTS - 1 if self.tool.idempotent else 0):
-            try:
-                return self._call()
-            except Exception as error:  # noqa: BLE001 - whatever it was, calling again is harmless
-                _log.info("tool %r raised %r and is called again", self.tool.tool, error)
-        return self._call()
+    def _timed_out(self) -> ToolError:
+        return self._error(f"did not answer within {self.tool.timeout_s} s")
 
-    def _call(self) -> Any:
-        function = self.machine.registry[self.tool.tool]
-        variables = self.entry.variables or contextvars.copy_context()
-        answer = variables.run(_called, function, json.loads(self.arguments))
-        return json.loads(json.dumps(answer, ensure_ascii=False, allow_nan=False))
-
-    def _failed(self, what: str, cause: Exception | None = None) -> None:
-        error = ToolError(
+    def _error(self, what: str) -> ToolError:
+        return ToolError(
             f"tool {self.tool.tool!r} {what}",
             hint="a tool takes and returns plain JSON values; catch in it what it can handle itself",
             origin=self.tool.origin,
         )
-        error.__cause__ = cause
-        self._fail(error)
-
-    def _fail(self, error: DslError) -> None:
-        with self.machine.turn():
-            self._lift_limits()
-            if not self.entry.ended:
-                self.machine.fail(self.entry, error)
-
-    def _timed_out(self) -> None:
-        self._failed(f"did not answer within {self.tool.timeout_s} s")
-        self.machine.tool_threads.abandon(self.job)
-
-    def _out_of_time(self) -> None:
-        error = DeadlineError(f"the run's deadline passed while tool {self.tool.tool!r} was at work")
-        self._fail(error.at(self.tool.origin))
-        self.machine.tool_threads.abandon(self.job)
-
-    def _stopped(self, reason: str) -> None:
-        self._lift_limits()
-        self.machine.tool_threads.abandon(self.job)
-
-    def _lift_limits(self) -> None:
-        for limit in self.limits:
-            self.machine.tool_limits.cancel(limit)
 
 
-def _called(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    answer = function(**arguments)
-    return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+class Attempts:
+    """A tool's function with its arguments: called once, or again while an idempotent one raises and somebody still waits."""
+
+    def __init__(self, function: Callable[..., Any], arguments: str, tool: Tool, wanted: Callable[[], bool]) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._tool = tool
+        self._wanted = wanted
+        self._left = IDEMPOTENT_ATTEMPTS if tool.idempotent else 1
+
+    def __call__(self) -> Any:
+        """The answer, or an awaitable of it."""
+        while True:
+            try:
+                answer = self._function(**json.loads(self._arguments))
+                return self._later(answer) if inspect.isawaitable(answer) else _as_json(answer)
+            except Exception as error:  # noqa: BLE001 - whatever it was, calling again is harmless
+                self._try_again(error)
+
+    async def _later(self, answer: Awaitable[Any]) -> Any:
+        try:
+            return _as_json(await answer)
+        except Exception as error:  # noqa: BLE001 - whatever it was, calling again is harmless
+            self._try_again(error)
+        again = self()
+        return await again if inspect.isawaitable(again) else again
+
+    def _try_again(self, error: Exception) -> None:
+        """Raises `error` unless another attempt is left and wanted."""
+        self._left -= 1
+        if not self._left or not self._wanted():
+            raise error
+        _log.info("tool %r raised %s and is called again", self._tool.tool, type(error).__name__)
 
 
-async def _awaited(answer: Any) -> Any:
-    return await answer
+def _as_json(answer: Any) -> Any:
+    """What a tool gave, as it comes out of a record."""
+    return json.loads(json.dumps(answer, ensure_ascii=False, allow_nan=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -66,6 +67,9 @@ class RecordedRun:
 
     def register(self, key: str, function: Callable[..., Any]) -> None:
         """See `Run`: nothing is called."""
+
+    def await_on(self, loop: AbstractEventLoop) -> None:
+        """See `Run`: nothing is awaited."""
 
     def value(self, node_id: str) -> Future[Outcome]:
         """See `Run`. Raises GraphError for a node that was not appended."""
