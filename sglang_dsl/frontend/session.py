@@ -67,7 +67,7 @@ class Session(Generic[R]):
             value = await aresolved(value)
             summary = await asyncio.wrap_future(self.run.seal())
             error = self._failure_at_end(summary)
-        except BaseException as raised:  # noqa: BLE001  as above
+        except BaseException as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
                 self.cancel("the task was cancelled")

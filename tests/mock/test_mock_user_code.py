@@ -265,7 +265,9 @@ def test_no_user_code_runs_on_the_engines_thread(backend: MockExecutor) -> None:
         s.loop(note("body of a loop"), limit=1)
         return s["e"]
 
-    with mock({"c": '{"a": 1}', "d": '{"a": 2}', "e": cut_off(pieces("r", "ed"), after=1)}, unscripted="echo") as scripted:
+    with mock(
+        {"c": '{"a": 1}', "d": '{"a": 2}', "e": cut_off(pieces("r", "ed"), after=1)}, unscripted="echo"
+    ) as scripted:
         p.run(options=options(scripted))
     assert set(seen) == {
         "pydantic validator", "__post_init__", "tool", "async tool", "validator", "async validator", "key",
