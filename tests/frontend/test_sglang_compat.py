@@ -344,5 +344,5 @@ def test_wide_fork_adds_no_thread(fake):
 
     before = threading.active_count()
     state = p.run(backend=fake())
-    assert state["threads"] == before
+    assert state["threads"] <= before  # threads of earlier tests may end meanwhile
     assert len(state["v"]) == 400
