@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from numbers import Real
+from operator import index as as_index
 from typing import Any, Literal, Protocol, get_args
 
 from ..errors import SpecError
@@ -20,25 +23,118 @@ SelectMethod = Literal["mean", "sum", "greedy", "unconditional"]
 JoinMode = Literal["all", "settle", "first", "quorum", "vote", "best", "concat"]
 
 DEFAULT_MAX_TOKENS = 256
+SHOWN_CHARACTERS = 80  # of a value, in a message
+PRIORITIES = (-(2**31), 2**31)
+MOST_TOKENS = 2**31 - 1  # a count of tokens above this is a mistake
 DEFAULT_MAX_WHITESPACE = 8  # longest run of JSON whitespace outside strings (cases.md 49: chosen twice by others)
 
 
-def _number(
-    name: str,
-    value: float,
-    low: float,
-    high: float = math.inf,
-    *,
-    above: bool = False,
-    whole: bool = False,
-) -> None:
-    """Raise SpecError unless `value` is a finite number in [low, high] (or (low, high] with `above`)."""
-    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-        kind = "a whole number" if whole else "a number"
-        raise SpecError(f"{name}={value!r} is not {kind}", hint=f"give {name} as {kind}")
-    if not math.isfinite(value) or value > high or (value <= low if above else value < low):
-        bounds = f"{'above' if above else 'at least'} {low}" + (f" and at most {high}" if high != math.inf else "")
-        raise SpecError(f"{name}={value!r} is out of range", hint=f"{name} has to be {bounds}")
+def whole(name: str, value: Any, low: float, high: float = math.inf) -> int:
+    """`value` as an int in [low, high]. Whatever counts as a whole number does (numpy's ints too), but no bool.
+
+    Raises:
+        SpecError: it is none, or out of range.
+    """
+    try:
+        plain = value if type(value) is int else int.__index__(as_index(value))
+    except TypeError:
+        plain = None
+    if plain is None or isinstance(value, bool):
+        raise SpecError(f"{name}={shown(value)} is not a whole number", hint=f"give {name} as a whole number")
+    if not low <= plain <= high:
+        raise _out_of_range(name, plain, low, high)
+    return plain
+
+
+def number(name: str, value: Any, low: float, high: float = math.inf, *, above: bool = False) -> float:
+    """`value` as a finite number in [low, high] (or (low, high] with `above`); numpy's numbers count, bools do not.
+
+    Raises:
+        SpecError: it is none, or out of range.
+    """
+    kind = type(value)
+    if kind is not float and kind is not int and (kind is bool or not isinstance(value, Real)):
+        raise SpecError(f"{name}={shown(value)} is not a number", hint=f"give {name} as a number")
+    try:
+        size = float(value)
+    except OverflowError:
+        size = math.inf
+    if not (low < size if above else low <= size) or size > high or size == math.inf:
+        raise _out_of_range(name, value, low, high, above=above)
+    return int(value) if kind is int else size
+
+
+def flag(name: str, value: object) -> bool:
+    """`value`, which has to be True or False. Raises SpecError."""
+    if value is not True and value is not False:
+        raise SpecError(f"{name}={shown(value)} is neither True nor False", hint=f"{name}=True")
+    return value
+
+
+def utf8_text(name: str, value: object) -> str:
+    """`value` as a str that can be written as UTF-8, which a text with lone surrogates cannot. Raises SpecError."""
+    if not isinstance(value, str):
+        raise SpecError(f"{name}={shown(value)} is not a string", hint=f"give {name} as a string")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise SpecError(
+            f"{name} holds the lone surrogate {value[error.start]!r} at character {error.start}, which no text in UTF-8 has",
+            hint='clean the text first: text.encode("utf-8", "replace").decode()',
+        ) from None
+    return str.__str__(value)
+
+
+def entries(name: str, value: object, hint: str) -> tuple[Any, ...]:
+    """`value` as a tuple: an ordered collection, which a string, a set or a mapping is not. Raises SpecError."""
+    if type(value) is tuple:
+        return value
+    try:
+        if not isinstance(value, (str, bytes, bytearray, Set, Mapping)) and isinstance(value, Iterable):
+            return tuple(value)
+    except TypeError:  # an array without dimensions
+        pass
+    raise SpecError(f"{name}={shown(value)} is not a list", hint=hint)
+
+
+def _out_of_range(name: str, value: object, low: float, high: float, *, above: bool = False) -> SpecError:
+    bounds = f"{'above' if above else 'at least'} {low}" + (f" and at most {high}" if high != math.inf else "")
+    return SpecError(f"{name}={shown(value)} is out of range", hint=f"{name} has to be {bounds}")
+
+
+def shown(value: object) -> str:
+    """A value in a message: short, whatever it is. A huge int has no decimal text, and a `repr` may raise."""
+    try:
+        text = repr(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - the value is the caller's, and so is its repr
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
+
+
+_WHOLE = (("min_tokens", 0, MOST_TOKENS), ("top_k", 0, MOST_TOKENS))
+_NUMBERS = (
+    ("temperature", 0, math.inf, False),
+    ("top_p", 0, 1, False),
+    ("min_p", 0, 1, False),
+    ("repetition_penalty", 0, math.inf, True),
+    ("frequency_penalty", -2, 2, False),
+    ("presence_penalty", -2, 2, False),
+)
+
+
+def _bias(pair: object) -> tuple[int, float]:
+    both = entries("logit_bias entry", pair, "logit_bias=((id, 5.0),)")
+    if len(both) != 2:
+        raise SpecError(f"logit_bias entry {shown(pair)} is not a pair", hint="logit_bias=((id, 5.0),)")
+    return whole("logit_bias token id", both[0], 0, MOST_TOKENS), number("logit_bias value", both[1], -100, 100)
+
+
+def _stop(text: object) -> str:
+    if not isinstance(text, str) or not text:
+        raise SpecError(f"stop {shown(text)} is not a non-empty string", hint="leave `stop` out to have none")
+    return utf8_text("stop", text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,28 +166,30 @@ class SamplingSpec:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
+        put = partial(object.__setattr__, self)  # numbers of other libraries become Python's own
         if self.max_tokens is not None:
-            _number("max_tokens", self.max_tokens, 1, whole=True)
-        _number("min_tokens", self.min_tokens, 0, whole=True)
-        _number("temperature", self.temperature, 0)
-        _number("top_p", self.top_p, 0, 1)
-        _number("top_k", self.top_k, 0, whole=True)
-        _number("min_p", self.min_p, 0, 1)
-        _number("repetition_penalty", self.repetition_penalty, 0, above=True)
-        _number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _number("presence_penalty", self.presence_penalty, -2, 2)
+            put("max_tokens", whole("max_tokens", self.max_tokens, 1, MOST_TOKENS))
+        for name, low, high in _WHOLE:
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                put(name, whole(name, value, low, high))
+        for name, least, most, above in _NUMBERS:
+            if (plain := number(name, value := getattr(self, name), least, most, above=above)) is not value:
+                put(name, plain)
         if self.seed is not None:
-            _number("seed", self.seed, -(2**63), 2**64 - 1, whole=True)
+            put("seed", whole("seed", self.seed, -(2**63), 2**64 - 1))
         if self.logprobs is not None:
-            _number("logprobs", self.logprobs, 0, whole=True)
-        for token_id, bias in self.logit_bias:
-            _number("logit_bias token id", token_id, 0, whole=True)
-            _number("logit_bias value", bias, -100, 100)
-        for token_id in self.stop_token_ids:
-            _number("stop_token_ids entry", token_id, 0, whole=True)
-        for text in self.stop + self.stop_regex:
-            if not isinstance(text, str) or not text:
-                raise SpecError(f"stop {text!r} is not a non-empty string", hint="leave `stop` out to have none")
+            put("logprobs", whole("logprobs", self.logprobs, 0, MOST_TOKENS))
+        flag("include_stop", self.include_stop)
+        flag("ignore_eos", self.ignore_eos)
+        if self.logit_bias != ():
+            put("logit_bias", tuple(map(_bias, entries("logit_bias", self.logit_bias, "logit_bias=((id, 5.0),)"))))
+        if self.stop_token_ids != ():
+            ids = entries("stop_token_ids", self.stop_token_ids, "stop_token_ids=(2,)")
+            put("stop_token_ids", tuple(whole("stop_token_ids entry", i, 0, MOST_TOKENS) for i in ids))
+        for name in ("stop", "stop_regex"):
+            if (given := getattr(self, name)) != ():
+                put(name, tuple(_stop(text) for text in entries(name, given, f'{name}=("END",)')))
         if self.min_tokens > self.most_tokens:
             raise SpecError(
                 f"min_tokens={self.min_tokens} is more than max_tokens={self.most_tokens}",
@@ -133,8 +231,10 @@ class ConstraintSpec:
     def __post_init__(self) -> None:
         if self.kind not in get_args(ConstraintKind):
             raise SpecError(f"constraint kind {self.kind!r} is unknown", hint=f"one of {get_args(ConstraintKind)}")
+        utf8_text(f"the {self.kind} constraint's text", self.text)
         if self.max_whitespace is not None:
-            _number("max_whitespace", self.max_whitespace, 0, whole=True)
+            whitespace = whole("max_whitespace", self.max_whitespace, 0, MOST_TOKENS)
+            object.__setattr__(self, "max_whitespace", whitespace)
 
     @classmethod
     def json_schema(
@@ -183,15 +283,19 @@ class RunOptions:
     token_budget: int | None = None
 
     def __post_init__(self) -> None:
+        put = partial(object.__setattr__, self)
         if self.seed is not None:
-            _number("seed", self.seed, -(2**63), 2**64 - 1, whole=True)
+            put("seed", whole("seed", self.seed, -(2**63), 2**64 - 1))
         if self.deadline_s is not None:
-            _number("deadline_s", self.deadline_s, 0, above=True)
-        _number("priority", self.priority, -(2**31), 2**31, whole=True)
+            put("deadline_s", number("deadline_s", self.deadline_s, 0, above=True))
+        put("priority", whole("priority", self.priority, *PRIORITIES))
         if self.token_budget is not None:
-            _number("token_budget", self.token_budget, 1, whole=True)
-        if not isinstance(self.namespace, str):
-            raise SpecError(f"namespace={self.namespace!r} is not a string", hint="use a string such as the user's id")
+            put("token_budget", whole("token_budget", self.token_budget, 1))
+        put("namespace", utf8_text("namespace", self.namespace))
+        if not isinstance(self.models, Mapping):
+            raise SpecError(f"models={shown(self.models)} is not a mapping", hint='models={"judge": "local:smollm2"}')
+        for alias in self.models:
+            utf8_text("the name of a model", alias)
 
     def over(self, outer: RunOptions) -> RunOptions:
         """These options, with whatever was left at its default taken from `outer`; `models` are merged."""

@@ -6,12 +6,17 @@ import hashlib
 from dataclasses import dataclass, fields
 from functools import cached_property
 
+from ...ir.specs import utf8_text
+
 
 @dataclass(frozen=True)
 class Namespace:
     """Two requests share cached state only if every field is equal. "" means none, and is a value like any other.
 
-    The digest covers field names and lengths, so ("a", "bc") and ("ab", "c") differ (cases.md 38).
+    The digest covers field names and lengths, so ("a", "bc") and ("ab", "c") differ.
+
+    Raises:
+        SpecError: a field that is no text.
     """
 
     model: str = ""  # fingerprint of weights file and architecture
@@ -20,6 +25,10 @@ class Namespace:
     tenant_salt: str = ""
     user_key: str = ""
     kv_layout: str = ""  # dtype and layout of the pool
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            utf8_text(f"namespace field {f.name}", getattr(self, f.name))
 
     @cached_property
     def digest(self) -> bytes:

@@ -1,66 +1,230 @@
-"""What can be said about a request before it is queued, given the model's facts. A request that passes is well-formed."""
+"""The engine's border: what callers hand in is checked here, on their own threads, field by field, and becomes plain data.
+
+Behind it every request holds exact ints, floats and strings in range, so that nothing a caller wrote can raise, or run,
+on the engine's thread.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, NoReturn, TypeAlias
 
 from ...errors import SamplingError, SpecError
-from ..schedule.request import GenerateRequest, Request
+from ...ir.specs import (
+    MOST_TOKENS,
+    PRIORITIES,
+    ConstraintSpec,
+    SamplingSpec,
+    entries,
+    flag,
+    number,
+    shown,
+    utf8_text,
+    whole,
+)
+from ..cache.namespace import Namespace
+from ..schedule.request import GenerateRequest, Label, LeaseId, Request, ScoreRequest, Sink
+from ..text.stops import compile_stop_regex
 from .worker import WorkerInfo
 
+Item: TypeAlias = tuple[Request, Sink]
 
-def check_request(request: Request, info: WorkerInfo) -> None:
-    """Refuse what cannot be computed with this vocabulary.
+MOST_CHILDREN = 2**31
+LARGEST_TIME_S = 1e15  # of a clock in seconds; a float above it cannot tell milliseconds apart
+_INT: frozenset[type] = frozenset({int})
+_IDS_HINT = "give a list of whole numbers; text is encoded by the model's tokenizer"
+
+
+def checked_request(request: Request, info: WorkerInfo) -> Request:
+    """The request as plain data, if it can be computed with this vocabulary.
 
     Raises:
-        SpecError: nothing to continue or nothing to score, or a token id that is not one.
+        SpecError: a field of the wrong type or out of range, nothing to continue, nothing to score, or a token id that is none.
         SamplingError: a stop id or a logit bias outside the vocabulary.
     """
-    _check_ids("prompt_ids", request.prompt_ids, info.vocab_size)
-    if isinstance(request, GenerateRequest):
-        if not len(request.prompt_ids):
-            raise SpecError("the prompt has no tokens", hint="begin with one at least, for instance the model's BOS")
-        _check_sampling(request, info.vocab_size)
-        return
-    if not request.continuations:
-        raise SpecError("there is no continuation to score", hint="give at least one")
-    for continuation in request.continuations:
-        _check_ids("continuations", continuation, info.vocab_size)
-
-
-def fitted(request: Request, info: WorkerInfo) -> Request:
-    """The request with what it left open decided: a generation that names no `max_tokens` gets what there is room for."""
-    if not isinstance(request, GenerateRequest) or request.sampling.max_tokens is not None:
-        return request
-    return replace(request, sampling=request.sampling.fitting(len(request.prompt_ids), info.context_tokens))
-
-
-def _check_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    if not len(token_ids):
-        return
-    try:
-        lowest, highest = min(token_ids), max(token_ids)
-    except TypeError as error:
-        raise SpecError(f"{name} holds something that is not a token id: {error}", hint="give whole numbers") from error
-    if not isinstance(lowest, int) or not isinstance(highest, int):
-        raise SpecError(f"{name} holds {lowest!r}, which is not a token id", hint="give whole numbers")
-    if lowest < 0 or highest >= vocab_size:
-        bad = lowest if lowest < 0 else highest
-        raise SpecError(
-            f"{name} holds {bad}; ids of this model are 0 to {vocab_size - 1}", hint="encode with its tokenizer"
-        )
-
-
-def _check_sampling(request: GenerateRequest, vocab_size: int) -> None:
-    asked = {
-        "stop_token_ids": request.sampling.stop_token_ids,
-        "logit_bias": [token_id for token_id, _ in request.sampling.logit_bias],
+    if not isinstance(request, (GenerateRequest, ScoreRequest)):
+        raise SpecError(f"{shown(request)} is no request", hint="submit a GenerateRequest or a ScoreRequest")
+    common: dict[str, Any] = {
+        "request_id": utf8_text("request_id", request.request_id),
+        "prompt_ids": token_ids("prompt_ids", request.prompt_ids, info.vocab_size),
+        "namespace": namespace(request.namespace),
+        "lease": None if request.lease is None else whole("lease", request.lease, -MOST_CHILDREN, MOST_CHILDREN),
+        "priority": whole("priority", request.priority, *PRIORITIES),
+        "deadline_s": None if request.deadline_s is None else _time("deadline_s", request.deadline_s),
+        "critical_tokens": whole("critical_tokens", request.critical_tokens, 0),
+        "order": tuple(whole("order entry", i, 0) for i in entries("order", request.order, "order=(0, 1)")),
+        "label": _label(request.label),
     }
-    for name, token_ids in asked.items():
-        for token_id in token_ids:
-            if token_id >= vocab_size:
+    if isinstance(request, ScoreRequest):
+        paths = continuations(request.continuations, info.vocab_size)
+        return replace(
+            request, **common, continuations=paths, unconditional=flag("unconditional", request.unconditional)
+        )
+    if not common["prompt_ids"]:
+        raise SpecError("the prompt has no tokens", hint="begin with one at least, for instance the model's BOS")
+    return replace(
+        request,
+        **common,
+        sampling=_sampling(request.sampling, len(request.prompt_ids), info),
+        constraint=None if request.constraint is None else constraint(request.constraint),
+        prompt_logprobs=prompt_logprobs(request.prompt_logprobs),
+        no_cache=flag("no_cache", request.no_cache),
+    )
+
+
+def checked_item(place: int, item: Any) -> Item:
+    """One item of a submit. Raises SpecError where it has no receiver that could be told of a fault of its request."""
+    try:
+        request, sink = item
+    except (TypeError, ValueError):
+        raise SpecError(
+            f"item {place} of submit is no pair of a request and its receiver", hint="submit([(request, sink), ...])"
+        ) from None
+    if any(not callable(getattr(sink, method, None)) for method in ("started", "text", "done")):
+        raise SpecError(
+            f"the receiver of item {place} of submit has no started(), text() and done()", hint="give a Sink"
+        )
+    return request, sink
+
+
+def refusable(request: object) -> Request:
+    """What is left of a request that was refused: enough to name it, and to count its lease down."""
+    request_id, lease = getattr(request, "request_id", None), getattr(request, "lease", None)
+    return GenerateRequest(
+        request_id=request_id if type(request_id) is str else shown(request_id),
+        prompt_ids=(),
+        lease=lease if type(lease) is int else None,
+    )
+
+
+def token_ids(name: str, ids: object, vocab_size: int) -> tuple[int, ...]:
+    """`ids` as a tuple of ints of this vocabulary; whatever counts as a whole number does. Raises SpecError."""
+    plain = whole_ids(name, ids)
+    if plain and (min(plain) < 0 or max(plain) >= vocab_size):
+        bad = min(plain) if min(plain) < 0 else max(plain)
+        raise SpecError(
+            f"{name} holds {shown(bad)}; ids of this model are 0 to {vocab_size - 1}", hint="encode with its tokenizer"
+        )
+    return plain
+
+
+def whole_ids(name: str, ids: Any) -> tuple[int, ...]:
+    """`ids` as a tuple of ints. Raises SpecError for what has no order, is text, or holds anything else."""
+    if not isinstance(ids, Sequence) and not (hasattr(ids, "__getitem__") and hasattr(ids, "__len__")):
+        _not_ids(name, ids)
+    if isinstance(ids, (str, bytes, bytearray, memoryview, Mapping)):
+        _not_ids(name, ids)
+    try:
+        plain: tuple[int, ...] = tuple(ids)
+    except TypeError:  # an array without dimensions
+        _not_ids(name, ids)
+    if not set(map(type, plain)) <= _INT:
+        plain = tuple(whole(f"{name} entry", token_id, -MOST_TOKENS, MOST_TOKENS) for token_id in plain)
+    return plain
+
+
+def continuations(paths: object, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """What is to be scored. Raises SpecError."""
+    given = entries("continuations", paths, "give a list of lists of token ids")
+    if not given:
+        raise SpecError("there is no continuation to score", hint="give at least one")
+    return tuple(token_ids("continuations", path, vocab_size) for path in given)
+
+
+def namespace(space: object) -> Namespace:
+    """A namespace, whose fields are checked where it is made. Raises SpecError."""
+    if not isinstance(space, Namespace):
+        raise SpecError(
+            f"namespace={shown(space)} is a {type(space).__name__}", hint="derive one from engine.info.namespace"
+        )
+    return space
+
+
+def constraint(spec: object) -> ConstraintSpec:
+    """A constraint. Raises SpecError."""
+    if not isinstance(spec, ConstraintSpec):
+        raise SpecError(
+            f"constraint={shown(spec)} is a {type(spec).__name__}",
+            hint='ConstraintSpec.json_schema({...}), ConstraintSpec.choices(("a", "b")) or ConstraintSpec(kind="regex", text=...)',
+        )
+    return spec
+
+
+def prompt_logprobs(alternatives: object) -> int | None:
+    """How many alternatives per prompt token; None: no scores at all. Raises SpecError."""
+    return None if alternatives is None else whole("prompt_logprobs", alternatives, 0, MOST_TOKENS)
+
+
+def checked_lease(
+    prompt_ids: object, space: object, children: object, info: WorkerInfo
+) -> tuple[tuple[int, ...], Namespace, int]:
+    """The arguments of `lease`. Raises SpecError."""
+    ids = token_ids("prompt_ids", prompt_ids, info.vocab_size)
+    return ids, namespace(space), whole("children", children, 1, MOST_CHILDREN)
+
+
+def checked_release(lease: object, children: object) -> tuple[LeaseId, int | None]:
+    """The arguments of `release`. Raises SpecError."""
+    count = None if children is None else whole("children", children, 0, MOST_CHILDREN)
+    return whole("lease", lease, -MOST_CHILDREN, MOST_CHILDREN), count
+
+
+def checked_cancel(request_ids: object, reason: object) -> tuple[tuple[str, ...], str]:
+    """The arguments of `cancel`. Raises SpecError."""
+    ids = entries("request_ids", request_ids, "cancel([request_id])")
+    for request_id in ids:
+        if not isinstance(request_id, str):
+            raise SpecError(f"request id {shown(request_id)} is not a string", hint="cancel([request_id])")
+    if not isinstance(reason, str):
+        raise SpecError(f"reason={shown(reason)} is not a string", hint='reason="the user left"')
+    return tuple(map(str.__str__, ids)), str.__str__(reason)
+
+
+def known_options(options: Mapping[str, object], known: Collection[str]) -> None:
+    """Refuse an option that does not exist. Raises SpecError with the nearest names."""
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=2, cutoff=0.5)
+            meant = f"did you mean {' or '.join(near)}? " if near else ""
+            raise SpecError(f"there is no option {name!r}", hint=f"{meant}options: {', '.join(sorted(known))}")
+
+
+def _sampling(sampling: object, prompt_tokens: int, info: WorkerInfo) -> SamplingSpec:
+    """What was left open is decided: a generation that names no `max_tokens` gets what there is room for."""
+    if not isinstance(sampling, SamplingSpec):
+        raise SpecError(f"sampling={shown(sampling)} is no SamplingSpec", hint="SamplingSpec(max_tokens=32)")
+    asked = {
+        "stop_token_ids": sampling.stop_token_ids,
+        "logit_bias": [token_id for token_id, _ in sampling.logit_bias],
+    }
+    for name, ids in asked.items():
+        for token_id in ids:
+            if token_id >= info.vocab_size:
                 raise SamplingError(
-                    f"{name} names token {token_id}; ids of this model are 0 to {vocab_size - 1}",
+                    f"{name} names token {token_id}; ids of this model are 0 to {info.vocab_size - 1}",
                     hint="encode with its tokenizer",
                 )
+    for pattern in sampling.stop_regex:
+        compile_stop_regex(pattern)
+    return sampling.fitting(prompt_tokens, info.context_tokens)
+
+
+def _label(label: object) -> Label:
+    if not isinstance(label, Label):
+        raise SpecError(f"label={shown(label)} is no Label", hint="Label(name=...)")
+    for name in ("run_id", "node_id", "name"):
+        if not isinstance(getattr(label, name), str):
+            raise SpecError(f"label.{name}={shown(getattr(label, name))} is not a string", hint="Label(name='a')")
+    whole("label.sample", label.sample, 0)
+    whole("label.attempt", label.attempt, 0)
+    return label
+
+
+def _time(name: str, value: object) -> float:
+    return number(name, value, -LARGEST_TIME_S, LARGEST_TIME_S)
+
+
+def _not_ids(name: str, ids: object) -> NoReturn:
+    raise SpecError(f"{name}={shown(ids)} is a {type(ids).__name__}, not a list of token ids", hint=_IDS_HINT)

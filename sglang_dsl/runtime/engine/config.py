@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...errors import SpecError
+from ...ir.specs import number
 from ..schedule.config import SchedulerConfig
 
 
@@ -30,6 +30,4 @@ class EngineConfig(SchedulerConfig):
     def __post_init__(self) -> None:
         SchedulerConfig.__post_init__(self)  # not super(): slots make a new class, which the zero-argument form misses
         for name in ("gather_s", "idle_check_after_s", "health_window_s", "close_timeout_s"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise SpecError(f"{name}={value!r} is out of range", hint=f"{name} is in seconds, at least 0")
+            object.__setattr__(self, name, number(name, getattr(self, name), 0))

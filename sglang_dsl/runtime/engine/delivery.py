@@ -59,7 +59,7 @@ class Delivery:
         call.peak_kv_pages = max(call.peak_kv_pages, self.held_pages)
         try:
             self._handle(call, item)
-        except Exception as error:  # noqa: BLE001 - whatever a request provokes is its own failure
+        except BaseException as error:  # noqa: BLE001 - whatever a request provokes is its own failure
             self._live.fail(call, self._faults.blame(error, f"the output of request {call.request_id!r} failed"))
 
     def _handle(self, call: Call, item: Progress) -> None:

@@ -22,21 +22,32 @@ from functools import partial
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar, Unpack
 
-from ...errors import EngineClosedError, EngineError
+from ...errors import DslError, EngineClosedError, EngineError, SpecError
 from ...ir.execution import ConstraintReport, check_models_allowed
-from ...ir.specs import ConstraintSpec, SamplingSpec
+from ...ir.specs import ConstraintSpec, SamplingSpec, entries
 from ..cache.namespace import Namespace
 from ..schedule.config import WorkerFacts
-from ..schedule.request import GenerateResult, LeaseId, Request, ScoreResult, Sink
+from ..schedule.request import GenerateRequest, GenerateResult, LeaseId, Request, ScoreResult, Sink
 from ..schedule.scheduler import Scheduler
 from ..text.protocol import TextModel
+from .border import (
+    checked_cancel,
+    checked_item,
+    checked_lease,
+    checked_release,
+    checked_request,
+    known_options,
+    refusable,
+)
+from .border import constraint as check_constraint
+from .border import namespace as check_namespace
 from .clock import Clock, WallClock
 from .config import EngineConfig
 from .health import Health
 from .inbox import Command
 from .loop import Loop
 from .metrics import EngineSnapshot
-from .native import CallOptions, GenerateOptions, Prompt, Requests
+from .native import GENERATE_OPTIONS, CallOptions, GenerateOptions, Prompt, Requests
 from .streams import Pending, TextStream
 from .thread import LoopThread
 from .worker import TargetInfo, Worker, WorkerInfo
@@ -98,35 +109,51 @@ class Engine:
 
         Raises:
             EngineClosedError: nothing was queued.
+            SpecError: an item is no pair of a request and a receiver, so nobody could be told. All others were queued.
         """
         check_models_allowed(f"asked the model {self.info.model!r}")
-        self._post(partial(self._loop.add, tuple(requests)))
+        checked: list[tuple[Request, Sink, BaseException | None]] = []
+        unusable: SpecError | None = None
+        for place, item in enumerate(entries("requests", requests, "submit([(request, sink), ...])")):
+            try:
+                request, sink = checked_item(place, item)
+            except SpecError as error:
+                unusable = unusable or error
+            else:
+                checked.append(self._checked(request, sink))
+        self._post(partial(self._loop.add, checked))
+        if unusable is not None:
+            raise unusable
 
     def cancel(self, request_ids: Sequence[str], reason: str = "") -> None:
         """End these requests wherever they stand, exactly once each; their sinks get CancelledError. Unknown or ended
         ids, and a closed engine, are ignored.
         """
+        ids, why = checked_cancel(request_ids, reason)
         try:
-            self._post(partial(self._loop.cancel, tuple(request_ids), reason))
+            self._post(partial(self._loop.cancel, ids, why))
         except EngineClosedError:
             return
 
     def lease(self, prompt_ids: Sequence[int], namespace: Namespace, children: int) -> LeaseId:
         """Keep the state of `prompt_ids` until `children` requests that name the lease were admitted or ended, or `release`."""
         check_models_allowed(f"asked the model {self.info.model!r}")
+        ids, space, count = checked_lease(prompt_ids, namespace, children, self._worker.info)
         lease_id = next(self._leases)
-        self._post(partial(self._loop.lease, lease_id, tuple(prompt_ids), namespace, children))
+        self._post(partial(self._loop.lease, lease_id, ids, space, count))
         return lease_id
 
     def release(self, lease: LeaseId, children: int | None = None) -> None:
         """So many children will not come (None: end the lease). Idempotent after the end, and on a closed engine."""
+        lease_id, count = checked_release(lease, children)
         try:
-            self._post(partial(self._loop.release, lease, children))
+            self._post(partial(self._loop.release, lease_id, count))
         except EngineClosedError:
             return
 
     def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
         """Findings and forced tokens. Raises ConstraintError. Also starts compiling it in the background."""
+        check_constraint(constraint)
         report = self._audit(constraint) if self._audit is not None else ConstraintReport()
         self._worker.prepare(constraint)
         return report
@@ -158,11 +185,19 @@ class Engine:
         self, prompts: Sequence[Prompt], sampling: SamplingSpec = _DEFAULTS, **options: Unpack[GenerateOptions]
     ) -> list[GenerateResult | BaseException]:
         """Generate after each of `prompts`, admitted together; in their order, each one's result or its error."""
-        calls = [(self._requests.generate(p, sampling, options), Pending(GenerateResult)) for p in prompts]
-        with self._cancelling(request.request_id for request, _ in calls):
+        known_options(options, GENERATE_OPTIONS)
+        calls: list[tuple[GenerateRequest, Pending[GenerateResult]]] = []
+        every: list[Pending[GenerateResult]] = []
+        for prompt in entries("prompts", prompts, 'generate_batch(["first prompt", "second prompt"])'):
+            every.append(Pending(GenerateResult))
+            try:
+                calls.append((self._requests.generate(prompt, sampling, options), every[-1]))
+            except DslError as error:  # of this prompt: the others get their answers
+                every[-1].done(error)
+        with self._cancelling([request.request_id for request, _ in calls]):
             self.submit(calls)
             self._drive([pending.future for _, pending in calls])
-        return [pending.future.exception() or pending.future.result() for _, pending in calls]
+        return [pending.future.exception() or pending.future.result() for pending in every]
 
     def stream(
         self, prompt: Prompt, sampling: SamplingSpec = _DEFAULTS, **options: Unpack[GenerateOptions]
@@ -217,7 +252,7 @@ class Engine:
 
     def flush(self, namespace: Namespace | None = None) -> int:
         """Forget cached prefixes (None: of all namespaces) that no running request or lease holds; pages freed."""
-        return self._ask(partial(self._loop.flush, namespace))
+        return self._ask(partial(self._loop.flush, None if namespace is None else check_namespace(namespace)))
 
     def check(self) -> None:
         """Raise IntegrityError if a page has no owner or two; the message names pages and owners."""
@@ -253,6 +288,15 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _checked(self, request: Request, sink: Sink) -> tuple[Request, Sink, BaseException | None]:
+        """The request as the loop may have it; or what is left of it, and why it is refused."""
+        try:
+            return checked_request(request, self._worker.info), sink, None
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a field with a mind of its own fails its request alone
+            return refusable(request), sink, error
 
     def _post(self, command: Command) -> None:
         self._thread.check_process()

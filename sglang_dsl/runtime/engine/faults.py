@@ -44,7 +44,7 @@ class Faults:
         """Do something whose failure must not stop what comes after it."""
         try:
             act()
-        except Exception as error:  # noqa: BLE001 - this is the border; it is noted
+        except BaseException as error:  # noqa: BLE001 - this is the border; it is noted
             self.note(what, error)
 
     def leak(self, error: IntegrityError) -> None:

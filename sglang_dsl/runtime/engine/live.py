@@ -93,10 +93,10 @@ class LiveCalls:
         self.tell(call.sink.done, error)
 
     def tell(self, method: Callable[..., None], *arguments: object) -> None:
-        """Call a receiver; what it raises is logged and harms nobody."""
+        """Call a receiver; what it raises, be it SystemExit, is logged and harms nobody."""
         try:
             method(*arguments)
-        except Exception:
+        except BaseException:
             self._metrics.sink_faults += 1
             logger.exception("a receiver of output raised", extra={"event": "sink.fault"})
 

@@ -23,7 +23,6 @@ from ..schedule.request import GenerateRequest, LeaseId, Request, Sink
 from ..schedule.scheduler import Scheduler
 from ..schedule.step import StepPlan, StepResult
 from ..text.protocol import Tokenizer
-from .border import check_request, fitted
 from .calls import Call
 from .clock import Clock
 from .config import EngineConfig
@@ -140,15 +139,17 @@ class Loop:
 
     # commands
 
-    def add(self, requests: Sequence[tuple[Request, Sink]]) -> None:
-        """Queue requests; one that is refused ends at once."""
+    def add(self, requests: Sequence[tuple[Request, Sink, BaseException | None]]) -> None:
+        """Queue requests; one that is refused, here or at the border (with that error), ends at once."""
         now = self.clock.now()
-        for request, sink in requests:
+        for request, sink, refusal in requests:
             call = Call(request, sink, order=self._metrics.submitted, now=now)
             self._metrics.submitted += 1
             try:
+                if refusal is not None:
+                    raise refusal
                 compiling = self._examine(call)
-            except Exception as error:  # noqa: BLE001 - whatever a request provokes is its own failure
+            except BaseException as error:  # noqa: BLE001 - whatever a request provokes is its own failure
                 self._count_down(request)
                 self._live.refuse(call, self._faults.blame(error, f"request {request.request_id!r} could not be read"))
             else:
@@ -197,8 +198,6 @@ class Loop:
         """What may be wrong with a request before the scheduler sees it. Returns its constraint's compilation, if any."""
         if call.request_id in self._live:
             raise SpecError(f"request id {call.request_id!r} is in use", hint="use each id once")
-        check_request(call.request, self._worker.info)
-        call.request = fitted(call.request, self._worker.info)
         call.open_output(self._tokenizer)
         return self._prepare(call.request)
 
@@ -215,7 +214,7 @@ class Loop:
     def _queue(self, call: Call, compiling: Future[None] | None, now: float) -> None:
         try:
             self._scheduler.add(call.request, now, compiling=compiling is not None)
-        except Exception as error:  # noqa: BLE001 - whatever a request provokes is its own failure
+        except BaseException as error:  # noqa: BLE001 - whatever a request provokes is its own failure
             self._live.refuse(call, self._faults.blame(error, f"request {call.request_id!r} could not be queued"))
             return
         self._live.enter(call, compiling=compiling is not None)
@@ -251,9 +250,14 @@ class Loop:
         try:
             result = self._worker.execute(plan)
             _check_shape(plan, result)
-        except Exception as error:  # noqa: BLE001 - the worker is foreign code; its rows fail, the loop goes on
+        except BaseException as error:  # the worker is foreign code; its rows fail, the loop goes on
             self._metrics.step_faults += 1
-            return self._scheduler.abort_step(plan, self._faults.note(f"the model failed in step {plan.step}", error))
+            fault = self._faults.note(f"the model failed in step {plan.step}", error)
+            progress = self._scheduler.abort_step(plan, fault)
+            if isinstance(error, KeyboardInterrupt):  # of an engine that its owner turns by hand
+                self._deliver(progress)
+                raise
+            return progress
         executed = perf_counter()
         self.clock.advance(result.elapsed_s)
         progress = self._scheduler.commit(plan, result, self.clock.now())

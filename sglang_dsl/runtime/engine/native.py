@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import index
 from typing import TypeAlias, TypedDict
 
-from ...errors import SpecError
-from ...ir.specs import ConstraintSpec, SamplingSpec
+from ...ir.specs import PRIORITIES, ConstraintSpec, SamplingSpec, entries, flag, number, utf8_text, whole
 from ..cache.namespace import Namespace
 from ..schedule.request import GenerateRequest, ScoreRequest
 from ..text.bos import with_bos
 from ..text.protocol import Tokenizer
+from .border import LARGEST_TIME_S, known_options, prompt_logprobs, whole_ids
+from .border import constraint as checked_constraint
 from .clock import Clock
 
 Prompt: TypeAlias = str | Sequence[int]
@@ -43,6 +43,10 @@ class GenerateOptions(CallOptions, total=False):
     no_cache: bool
 
 
+CALL_OPTIONS = frozenset(CallOptions.__annotations__)
+GENERATE_OPTIONS = CALL_OPTIONS | frozenset(GenerateOptions.__annotations__)
+
+
 class Requests:
     """Makes requests with ids of their own. Thread-safe."""
 
@@ -53,30 +57,34 @@ class Requests:
         self._numbers = itertools.count(1)
 
     def generate(self, prompt: Prompt, sampling: SamplingSpec, options: GenerateOptions) -> GenerateRequest:
-        """A generation. Raises SpecError: no prompt, or a timeout that is not positive."""
+        """A generation. Raises SpecError: no prompt, an unknown option, or a timeout that is not positive."""
+        known_options(options, GENERATE_OPTIONS)
         return GenerateRequest(
             request_id=self._next_id(),
             prompt_ids=self.prompt_ids(prompt),
             sampling=sampling,
-            constraint=options.get("constraint"),
+            constraint=None if options.get("constraint") is None else checked_constraint(options["constraint"]),
             namespace=self._space(options),
-            priority=options.get("priority", 0),
+            priority=whole("priority", options.get("priority", 0), *PRIORITIES),
             deadline_s=self._deadline(options),
-            prompt_logprobs=options.get("prompt_logprobs"),
-            no_cache=options.get("no_cache", False),
+            prompt_logprobs=prompt_logprobs(options.get("prompt_logprobs")),
+            no_cache=flag("no_cache", options.get("no_cache", False)),
         )
 
     def score(
         self, prompt: Prompt, continuations: Sequence[Prompt], options: CallOptions, *, unconditional: bool
     ) -> ScoreRequest:
-        """A scoring; each text continuation is encoded alone."""
+        """A scoring; each text continuation is encoded alone. Raises SpecError."""
+        known_options(options, CALL_OPTIONS)
         return ScoreRequest(
             request_id=self._next_id(),
             prompt_ids=self.prompt_ids(prompt),
-            continuations=tuple(self._ids(continuation) for continuation in continuations),
+            continuations=tuple(
+                self._ids(each) for each in entries("continuations", continuations, "give a list of texts or of ids")
+            ),
             unconditional=unconditional,
             namespace=self._space(options),
-            priority=options.get("priority", 0),
+            priority=whole("priority", options.get("priority", 0), *PRIORITIES),
             deadline_s=self._deadline(options),
         )
 
@@ -88,23 +96,16 @@ class Requests:
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
             return tuple(self._tokenizer.encode(prompt))
-        try:
-            return tuple(map(index, prompt))
-        except TypeError as error:
-            raise SpecError(
-                f"a prompt is neither text nor token ids: {error}", hint="give a string, or whole numbers"
-            ) from error
+        return whole_ids("a prompt that is no text", prompt)
 
     def _next_id(self) -> str:
         return f"native-{next(self._numbers)}"
 
     def _space(self, options: CallOptions) -> Namespace:
-        return replace(self._namespace, user_key=options.get("namespace", ""))
+        return replace(self._namespace, user_key=utf8_text("namespace", options.get("namespace", "")))
 
     def _deadline(self, options: CallOptions) -> float | None:
         timeout_s = options.get("timeout_s")
         if timeout_s is None:
             return None
-        if not 0 < timeout_s < float("inf"):
-            raise SpecError(f"timeout_s={timeout_s!r} is out of range", hint="give seconds above 0, or leave it out")
-        return self._clock.now() + timeout_s
+        return self._clock.now() + number("timeout_s", timeout_s, 0, LARGEST_TIME_S, above=True)

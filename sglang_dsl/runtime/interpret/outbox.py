@@ -38,5 +38,5 @@ class Outbox:
     def _do(act: Callable[[], None]) -> None:
         try:
             act()
-        except Exception:  # noqa: BLE001 - a listener's or callback's own fault; the run goes on
+        except BaseException:  # noqa: BLE001 - a listener's or callback's own fault, be it SystemExit; the run goes on
             _log.exception("a callback of a run raised")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ...errors import SpecError
+from ...ir.specs import MOST_TOKENS, flag, number, whole
 from ..cache.eviction import POLICIES, EvictionName
 
 PolicyName = Literal["fcfs", "longest_prefix", "depth_first", "priority"]
@@ -48,16 +49,23 @@ class SchedulerConfig:
     check_integrity: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_tokens", "max_running", "prefill_chunk_tokens", "max_queue", "cascade_min_tokens"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise SpecError(f"{name}={value} is out of range", hint=f"{name} has to be at least 1")
+        for name in ("max_batch_tokens", "max_running", "cascade_min_tokens"):
+            object.__setattr__(self, name, whole(name, getattr(self, name), 1, MOST_TOKENS))
+        for name in ("prefill_chunk_tokens", "max_queue", "retract_every_steps"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole(name, value, 1, MOST_TOKENS))
+        for name in ("waiting_timeout_s", "running_timeout_s"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, number(name, value, 0))
+        object.__setattr__(self, "aging_s", number("aging_s", self.aging_s, 0))
+        flag("prefix_cache", self.prefix_cache)
+        flag("check_integrity", self.check_integrity)
         if self.max_running > self.max_batch_tokens:
             raise SpecError(
                 f"max_running={self.max_running} sequences cannot decode in a step of {self.max_batch_tokens} tokens",
                 hint="raise max_batch_tokens to at least max_running",
             )
-        if self.policy not in get_args(PolicyName) or self.eviction not in POLICIES:
+        if self.policy not in get_args(PolicyName) or self.eviction not in tuple(POLICIES):
             raise SpecError(
                 f"policy {self.policy!r} or eviction {self.eviction!r} is unknown",
                 hint=f"policies: {get_args(PolicyName)}; eviction: {tuple(POLICIES)}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -57,6 +58,12 @@ class MockTarget(ForwardingTarget):
                 accepted.append(self._prepared(request, logged, call))
             except Exception as error:  # noqa: BLE001 - whatever a script does is its call's failure
                 refused.append((logged, request, error))
+            except (SystemExit, GeneratorExit, asyncio.CancelledError) as error:
+                failure = ScriptError(
+                    f"the script raised {error!r}", hint="scripts return replies, or raise an Exception"
+                )
+                failure.__cause__ = error
+                refused.append((logged, request, failure))
         if accepted:
             self._behind.submit(accepted)
         for sink, request, cause in refused:
