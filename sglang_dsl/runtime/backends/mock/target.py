@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -58,7 +57,9 @@ class MockTarget(ForwardingTarget):
                 accepted.append(self._prepared(request, logged, call))
             except Exception as error:  # noqa: BLE001 - whatever a script does is its call's failure
                 refused.append((logged, request, error))
-            except (SystemExit, GeneratorExit, asyncio.CancelledError) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - SystemExit, a test's own failure
                 failure = ScriptError(
                     f"the script raised {error!r}", hint="scripts return replies, or raise an Exception"
                 )
