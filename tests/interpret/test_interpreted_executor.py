@@ -66,9 +66,9 @@ def test_meter_encodes_what_many_paths_begin_with_once(monkeypatch: pytest.Monke
     encoded: list[str] = []
     encode = target.text.tokenizer.encode_segment
 
-    def counted(pieces):
+    def counted(pieces, *, first=False):
         encoded.append(pieces[0].text)
-        return encode(pieces)
+        return encode(pieces, first=first)
 
     monkeypatch.setattr(target.text.tokenizer, "encode_segment", counted)
     meter = InterpretedExecutor("fake", target, lambda: None).meter()

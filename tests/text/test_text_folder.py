@@ -120,7 +120,10 @@ def sentence_piece_tokenizer() -> dict[str, object]:
 @given(st.text(alphabet="hi <s>/x🙂\n", max_size=16))
 def test_folder_with_byte_fallback_round_trips(tmp_path_factory, text):
     folder = write_folder(
-        tmp_path_factory.mktemp("m"), tokenizer=sentence_piece_tokenizer(), config={"vocab_size": 264}
+        tmp_path_factory.mktemp("m"),
+        tokenizer=sentence_piece_tokenizer(),
+        tokenizer_config={"eos_token": "</s>"},
+        config={"vocab_size": 264},
     )
     tokens = load_text(folder, "f").tokenizer
     ids = tokens.encode(text)
@@ -129,7 +132,8 @@ def test_folder_with_byte_fallback_round_trips(tmp_path_factory, text):
 
 
 def test_folder_with_a_dummy_prefix_puts_a_space_behind_markers(tmp_path):
-    tokens = load_text(write_folder(tmp_path, tokenizer=sentence_piece_tokenizer()), "f").tokenizer
+    folder = write_folder(tmp_path, tokenizer=sentence_piece_tokenizer(), tokenizer_config={"eos_token": "</s>"})
+    tokens = load_text(folder, "f").tokenizer
     ids = tokens.encode_segment([TextPiece("<s>hi", control=True)])
     assert [tokens.token_bytes(i) for i in ids] == [b"", b" hi"]
 

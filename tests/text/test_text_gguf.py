@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from text_files import (
     CONTROL,
     SPECIAL,
+    UNUSED,
+    USER_DEFINED,
     byte_level_metadata,
     sentence_piece_metadata,
     write_gguf,
@@ -302,3 +304,44 @@ def test_bos_in_front_of_nothing():
     tokens = tokenizer_from_gguf(sentence_piece_metadata(), "f")
     assert with_bos([], tokens) == [1]
     assert with_bos([], tokenizer()) == []
+
+
+def test_sentence_piece_begins_a_prompt_with_its_space_and_a_seam_without():
+    for asked, shown in ((None, " hi"), (True, " hi"), (False, "hi")):
+        change = {} if asked is None else {"tokenizer.ggml.add_space_prefix": asked}
+        tokens = tokenizer_from_gguf({**sentence_piece_metadata(), **change}, "f")
+        assert tokens.decode(tokens.encode("hi", first=True)) == shown
+        assert tokens.decode(tokens.encode("hi")) == "hi"
+
+
+def test_marker_listed_twice_has_its_first_id():
+    metadata = byte_level_metadata()
+    metadata["tokenizer.ggml.tokens"] += ["<|im_end|>", "<|im_end|>"]
+    metadata["tokenizer.ggml.token_type"] += [CONTROL, CONTROL]
+    assert tokenizer_from_gguf(metadata, "f").encode_segment([TextPiece("<|im_end|>", control=True)]) == [2]
+
+
+@pytest.mark.parametrize("word", ["covid-19", "C++", "->", "🙂", "        ", "x_1"])
+def test_added_word_with_signs_comes_from_content(word):
+    metadata = byte_level_metadata()
+    metadata["tokenizer.ggml.tokens"].append(word)
+    metadata["tokenizer.ggml.token_type"].append(USER_DEFINED)
+    tokens = tokenizer_from_gguf(metadata, "f")
+    ids = tokens.encode(f"he{word}hello")
+    assert len(metadata["tokenizer.ggml.tokens"]) - 1 in ids
+    assert tokens.decode(ids) == f"he{word}hello"
+
+
+def test_character_without_token_or_bytes_is_the_unknown_token():
+    metadata = sentence_piece_metadata()
+    for i in range(3, 259):
+        metadata["tokenizer.ggml.tokens"][i] = f"unused{i}"
+        metadata["tokenizer.ggml.token_type"][i] = UNUSED
+    tokens = tokenizer_from_gguf(metadata, "f")
+    assert 0 in tokens.encode("hi 🙂 hi")
+
+
+def test_stop_id_without_a_row_is_left_out_with_a_warning(caplog):
+    tokens = tokenizer_from_gguf(byte_level_metadata(**{"ggml.eos_token_id": 50256}), "f")
+    assert 50256 not in tokens.stop_ids
+    assert "50256" in caplog.text

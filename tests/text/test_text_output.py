@@ -263,13 +263,15 @@ def pieces_of(data: bytes, at: list[int]) -> list[bytes]:
 
 
 def expected(text: str, stop: list[str], patterns: list[str]) -> str:
-    """The text up to the match that ends first, by trying every end; the earliest start among those."""
+    """The text up to the match that ends first, by trying every end; the earliest start among those. A match that looks ahead
+    ends before the character at which it is found.
+    """
     for end in range(1, len(text) + 1):
         head = text[:end]
-        found = [end - len(s) for s in stop if head.endswith(s)]
-        found += [m.start() for p in patterns if (m := regex.search(p, head)) is not None]
+        found = [(end, end - len(s)) for s in stop if head.endswith(s)]
+        found += [(m.end(), m.start()) for p in patterns if (m := regex.search(p, head)) is not None]
         if found:
-            return text[: min(found)]
+            return text[: min(found)[1]]
     return text
 
 

@@ -90,8 +90,9 @@ class Requests:
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Ids of a prompt: as given, or of a text as content, behind a BOS where the model wants one."""
-        ids = self._ids(prompt)
-        return tuple(with_bos(ids, self._tokenizer)) if isinstance(prompt, str) else ids
+        if isinstance(prompt, str):
+            return tuple(with_bos(self._tokenizer.encode(prompt, first=True), self._tokenizer))
+        return self._ids(prompt)
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):

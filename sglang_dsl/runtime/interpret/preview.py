@@ -12,7 +12,7 @@ from ...ir.nodes import Fork, Gen, Node, Plain, Raw, Reference, RoleBegin, RoleE
 from ..text.bos import with_bos
 from ..text.protocol import TextModel, TextPiece, Turn
 
-Encode: TypeAlias = Callable[[tuple[TextPiece, ...]], Sequence[int]]
+Encode: TypeAlias = Callable[..., Sequence[int]]  # as `Tokenizer.encode_segment`
 
 SHOWN = "{%s}"  # how a value that does not exist yet is shown
 
@@ -73,8 +73,9 @@ class _Draft:
     def seam(self) -> None:
         """End a stretch: its ids stand at its last segment, or, with unknown parts, each part is counted alone."""
         if self._exact and self._pending:
-            ids = self._encode(tuple(TextPiece(s.text, control=s.control) for s in self._pending))
-            begun = ids if self.segments else with_bos(ids, self._text.tokenizer)
+            first = not self.segments
+            ids = self._encode(tuple(TextPiece(s.text, control=s.control) for s in self._pending), first=first)
+            begun = with_bos(ids, self._text.tokenizer) if first else ids
             self._pending[-1] = replace(self._pending[-1], token_ids=tuple(begun))
         elif self._pending:
             self._pending = [s if s.max_tokens else replace(s, max_tokens=self._size(s)) for s in self._pending]

@@ -100,7 +100,8 @@ class Prompter:
         """Encode what is pending: nothing merges across this point."""
         if not prompt.pending:
             return prompt
-        return replace(prompt, ids=self._joined(prompt.ids, self._tokenizer.encode_segment(prompt.pending)), pending=())
+        ids = self._tokenizer.encode_segment(prompt.pending, first=not prompt.ids.length)
+        return replace(prompt, ids=self._joined(prompt.ids, ids), pending=())
 
     def produced(self, prompt: Prompt, token_ids: Sequence[int], text: str, tail_text: str = "") -> Prompt:
         """Append what a model produced at a seam: its ids are kept; `tail_text` beyond them is encoded alone."""
@@ -111,7 +112,7 @@ class Prompter:
 
     def foreign(self, prompt: Prompt, text: str) -> Prompt:
         """Append, at a seam, text that another model produced: a segment of its own."""
-        return self.produced(prompt, self._tokenizer.encode(text), text)
+        return self.produced(prompt, self._tokenizer.encode(text, first=not prompt.ids.length), text)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a content text on its own."""

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 from ...errors import ModelLoadError, SpecError
 from .protocol import TextPiece
-from .segments import check_text, encode_joined
+from .segments import Marker, Place, check_text, encode_joined
 
 SPACE_MARK = "\u2581"  # stands for a space in SentencePiece vocabularies
 
+_log = logging.getLogger(__name__)
+_BRACKETED = re.compile(r"\s*(<.*\w.*>|\[.*\w.*\]|\{.*\w.*\}|\|.*\w.*\|)\s*", re.DOTALL)
 
-def is_word(added: str) -> bool:
-    """Whether an added token that is not special may come from content: white space and words, but nothing that could
-    be a marker (`<think>`, `[TOOL]`, `<|x|>`).
+
+def looks_like_marker(added: str) -> bool:
+    """Whether an added token that is not special is kept out of content all the same: a name in brackets or bars
+    (`<think>`, `[TOOL]`, `<|x|>`). Words, signs and white space (`C++`, `->`, four blanks) are content like any other.
     """
-    return all(char.isalnum() or char.isspace() or char == SPACE_MARK for char in added)
+    return _BRACKETED.fullmatch(added) is not None
 
 
 def without_markers(merges: Iterable[str | Sequence[str]], markers: Container[str]) -> list[tuple[str, str]]:
@@ -36,9 +40,10 @@ def without_markers(merges: Iterable[str | Sequence[str]], markers: Container[st
 class Vocabulary:
     """What a model's files say about its tokens.
 
-    token_bytes: per id; b"" for tokens whose text is never shown. markers: text -> id of the tokens that only control
-    text may contain. unseen_bytes: bytes no token can stand for. space_after_marker: text behind a marker gets a space in
-    front (SentencePiece's dummy prefix), as the model was trained; text behind a seam never does.
+    token_bytes: per row of the logits; b"" for tokens whose text is never shown. markers: text -> id of the tokens that only
+    control text may contain. strips_left, strips_right, whole_words: the markers that take the white space before or behind
+    them into themselves, and those that are none in the middle of a word. unseen_bytes: bytes no token can stand for.
+    unknown_id: the token that stands for characters without one; the only special one that content may become.
     """
 
     token_bytes: Sequence[bytes]
@@ -47,54 +52,60 @@ class Vocabulary:
     bos_id: int | None
     adds_bos: bool
     fingerprint: str
+    strips_left: frozenset[str] = frozenset()
+    strips_right: frozenset[str] = frozenset()
+    whole_words: frozenset[str] = frozenset()
     unseen_bytes: bytes = b""
-    space_after_marker: bool = False
+    unknown_id: int | None = None
 
 
 class BpeTokenizer:
     """Implements `Tokenizer`.
 
     An added token that is not special (`<think>`, `<tool_call>`, an HTML tag of Gemma's) is kept out of content like
-    every marker, but its text is shown when the model generates it.
+    every marker, but its text is shown when the model generates it. A stop id without a row in the logits can never be
+    sampled; it is left out with a warning.
 
     Args:
-        plain: a `tokenizers.Tokenizer` that adds nothing and knows no markers.
+        plain: a `tokenizers.Tokenizer` that puts nothing in front of a text and knows no markers.
+        first: the same for text that begins a prompt; behind_marker: for text behind a control token. Where the vocabulary
+            has a dummy prefix these put it in front. None: as `plain`.
 
     Raises:
         ModelLoadError: content could forge a marker.
     """
 
-    def __init__(self, plain: Any, vocabulary: Vocabulary) -> None:
-        self._plain = plain
+    def __init__(self, plain: Any, vocabulary: Vocabulary, *, first: Any = None, behind_marker: Any = None) -> None:
+        self._encoders: dict[Place, Any] = {
+            "middle": plain,
+            "first": first or plain,
+            "behind_marker": behind_marker or plain,
+        }
+        self._vocabulary = vocabulary
         self._token_bytes = vocabulary.token_bytes
-        self._markers = vocabulary.markers
+        self._markers = _MarkerFinder(vocabulary)
         self._unseen = vocabulary.unseen_bytes
-        self._after_control = " " if vocabulary.space_after_marker else ""
         self.vocab_size = len(vocabulary.token_bytes)
         self.bos_id = vocabulary.bos_id
         self.adds_bos = vocabulary.adds_bos
-        self.stop_ids = vocabulary.stop_ids
+        self.stop_ids = _stop_ids(vocabulary)
         nameless = (i for i, raw in enumerate(vocabulary.token_bytes) if not raw)  # rows of the logits without a token
         self.control_ids = frozenset(vocabulary.markers.values()).union(nameless)
         self.fingerprint = vocabulary.fingerprint
-        self.split_control = lru_cache(maxsize=1024)(self._split_control)
+        self.split_control = lru_cache(maxsize=1024)(self._markers.split)  # templates repeat themselves
         self._check_markers()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, first: bool = False) -> list[int]:
         """See `Tokenizer`.
 
         Raises:
             SpecError: a lone surrogate, or a character this vocabulary has no token for.
         """
-        check_text(text)
-        if self._unseen:
-            self._check_bytes(text)
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._encode(text, "first" if first else "middle")
 
-    def encode_segment(self, pieces: Sequence[TextPiece]) -> list[int]:
+    def encode_segment(self, pieces: Sequence[TextPiece], *, first: bool = False) -> list[int]:
         """See `Tokenizer`."""
-        return encode_joined(pieces, self.split_control, self.encode, after_control=self._after_control)
+        return encode_joined(pieces, self.split_control, self._encode, first=first)
 
     def token_bytes(self, token_id: int) -> bytes:
         """See `Tokenizer`. Raises IndexError for an id outside the vocabulary."""
@@ -104,16 +115,12 @@ class BpeTokenizer:
         """See `Tokenizer`."""
         return b"".join([self._token_bytes[token_id] for token_id in token_ids]).decode("utf-8", "replace")
 
-    @cached_property
-    def _marker_pattern(self) -> re.Pattern[str]:
-        longest_first = sorted(self._markers, key=len, reverse=True)
-        return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
-
-    def _split_control(self, text: str) -> tuple[str | int, ...]:
-        """Plain text and control ids of a control piece. Cached as `split_control`: templates repeat themselves."""
-        if not self._markers:
-            return (text,)
-        return tuple(self._markers.get(part, part) for part in self._marker_pattern.split(text) if part)
+    def _encode(self, text: str, place: Place) -> list[int]:
+        check_text(text)
+        if self._unseen:
+            self._check_bytes(text)
+        ids: list[int] = self._encoders[place].encode(text, add_special_tokens=False).ids
+        return ids
 
     def _check_bytes(self, text: str) -> None:
         raw = text.encode()
@@ -126,9 +133,64 @@ class BpeTokenizer:
         )
 
     def _check_markers(self) -> None:
-        for text, token_id in self._markers.items():  # one by one: a batch would start threads, which fork dislikes
-            if token_id in self._plain.encode(text, add_special_tokens=False).ids:
-                raise ModelLoadError(
-                    f"the tokenizer makes the control token {text!r} out of plain text, so content could forge it",
-                    hint="report this model; it cannot be used safely",
-                )
+        encoders = {id(encoder): encoder for encoder in self._encoders.values()}.values()
+        for (
+            text,
+            token_id,
+        ) in self._vocabulary.markers.items():  # one by one: a batch would start threads, which fork dislikes
+            for encoder in encoders if token_id != self._vocabulary.unknown_id else ():
+                if token_id in encoder.encode(text, add_special_tokens=False).ids:
+                    raise ModelLoadError(
+                        f"the tokenizer makes the control token {text!r} out of plain text, so content could forge it",
+                        hint="report this model; it cannot be used safely",
+                    )
+
+
+class _MarkerFinder:
+    """Finds markers in control text, at each place the longest; markers number up to thousands."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._markers = {
+            text: Marker(token_id, text in vocabulary.strips_left, text in vocabulary.strips_right)
+            for text, token_id in vocabulary.markers.items()
+            if text
+        }
+        self._whole_words = vocabulary.whole_words
+        lengths: dict[str, set[int]] = {}
+        for text in self._markers:
+            lengths.setdefault(text[0], set()).add(len(text))
+        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        self._begin = re.compile("[" + "".join(map(re.escape, self._lengths)) + "]") if lengths else None
+
+    def split(self, text: str) -> tuple[str | Marker, ...]:
+        """Plain text and markers, in order."""
+        parts: list[str | Marker] = []
+        begin = end = 0
+        while self._begin is not None and (candidate := self._begin.search(text, end)) is not None:
+            at = candidate.start()
+            found = self._at(text, at)
+            end = at + (len(found) if found else 1)
+            if found:
+                parts += [text[begin:at], self._markers[found]]
+                begin = end
+        return tuple(part for part in (*parts, text[begin:]) if part != "")
+
+    def _at(self, text: str, at: int) -> str:
+        for length in self._lengths[text[at]]:
+            found = text[at : at + length]
+            if found in self._markers and not (found in self._whole_words and _inside_word(text, at, at + length)):
+                return found
+        return ""
+
+
+def _inside_word(text: str, begin: int, end: int) -> bool:
+    return any(char.isalnum() or char == "_" for char in (text[begin - 1 : begin] + text[end : end + 1]))
+
+
+def _stop_ids(vocabulary: Vocabulary) -> frozenset[int]:
+    rows = len(vocabulary.token_bytes)
+    outside = sorted(i for i in vocabulary.stop_ids if not 0 <= i < rows)
+    if outside:
+        shown = ", ".join(map(str, outside))
+        _log.warning("stop ids without a row in the model's logits (0 to %d) are left out: %s", rows - 1, shown)
+    return frozenset(vocabulary.stop_ids.difference(outside))

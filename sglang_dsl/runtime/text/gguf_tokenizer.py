@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...errors import ModelLoadError
-from .bpe_tokenizer import SPACE_MARK, BpeTokenizer, Vocabulary, is_word, without_markers
+from .bpe_tokenizer import SPACE_MARK, BpeTokenizer, Vocabulary, looks_like_marker, without_markers
 from .byte_alphabet import piece_bytes, unseen_bytes
 from .pre_tokenizers import PreTokenizer, pre_tokenizer
 
@@ -26,18 +27,31 @@ class _Tokens:
 
     def markers(self) -> dict[str, int]:
         """Tokens that only control text may contain."""
-        return {text: i for i, (text, kind) in enumerate(self._typed()) if _is_marker(text, kind)}
+        found: dict[str, int] = {}
+        for i, (text, kind) in enumerate(self._typed()):
+            if _is_marker(text, kind):
+                found.setdefault(text, i)  # of two entries of one text the first counts, as in the `tokenizers` library
+        return found
+
+    def vocab(self) -> dict[str, int]:
+        """Id by text of what content may contain."""
+        hidden = self.markers()
+        found: dict[str, int] = {}
+        for i, text in enumerate(self.texts):
+            if text not in hidden:
+                found.setdefault(text, i)
+        return found
 
     def words(self) -> list[str]:
         """Added tokens that content may contain."""
-        return [text for text, kind in self._typed() if kind == _USER_DEFINED and is_word(text)]
+        return [text for text, kind in self._typed() if kind == _USER_DEFINED and not looks_like_marker(text)]
 
     def _typed(self) -> Iterable[tuple[str, int]]:
         return zip(self.texts, self.kinds, strict=True)
 
 
 def _is_marker(text: str, kind: int) -> bool:
-    return kind in _HIDDEN or (kind == _USER_DEFINED and not is_word(text))
+    return kind in _HIDDEN or (kind == _USER_DEFINED and looks_like_marker(text))
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any], fingerprint: str) -> BpeTokenizer:
@@ -53,8 +67,10 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], fingerprint: str) -> BpeTok
         plain = _byte_level(tokens, metadata, pre)
         vocabulary = _vocabulary(tokens, metadata, fingerprint, byte_level=True, adds_bos=pre.adds_bos)
     elif kind == "llama":
-        plain = _sentence_piece(tokens)
+        plain, prefixed = _sentence_piece(tokens, _unknown_id(tokens, metadata))
         vocabulary = _vocabulary(tokens, metadata, fingerprint, byte_level=False, adds_bos=True)
+        if metadata.get("tokenizer.ggml.add_space_prefix", True):
+            return BpeTokenizer(plain, vocabulary, first=prefixed, behind_marker=prefixed)
     else:
         raise ModelLoadError(
             f"the file's tokenizer is of kind {kind!r}; gpt2 (byte-level BPE) and llama (SentencePiece BPE) can be read",
@@ -73,6 +89,14 @@ def _tokens(metadata: Mapping[str, Any]) -> _Tokens:
     return _Tokens(texts, kinds, metadata.get("tokenizer.ggml.scores") or [])
 
 
+def _unknown_id(tokens: _Tokens, metadata: Mapping[str, Any]) -> int | None:
+    """The file's unknown token, if it is one of its tokens."""
+    named = metadata.get("tokenizer.ggml.unknown_token_id")
+    if named is None:
+        return next((i for i, kind in enumerate(tokens.kinds) if kind == _UNKNOWN), None)
+    return named if isinstance(named, int) and 0 <= named < len(tokens.texts) else None
+
+
 def _vocabulary(
     tokens: _Tokens, metadata: Mapping[str, Any], fingerprint: str, *, byte_level: bool, adds_bos: bool
 ) -> Vocabulary:
@@ -86,7 +110,7 @@ def _vocabulary(
         adds_bos=adds_bos if asked is None else asked,
         fingerprint=fingerprint,
         unseen_bytes=unseen_bytes(tokens.texts) if byte_level else b"",
-        space_after_marker=not byte_level and metadata.get("tokenizer.ggml.add_space_prefix", True),
+        unknown_id=None if byte_level else _unknown_id(tokens, metadata),
     )
 
 
@@ -106,7 +130,7 @@ def _byte_level(tokens: _Tokens, metadata: Mapping[str, Any], pre: PreTokenizer)
     from tokenizers import AddedToken, Tokenizer, models, normalizers
 
     hidden = tokens.markers()
-    vocab = {text: i for i, text in enumerate(tokens.texts) if text not in hidden}
+    vocab = tokens.vocab()
     merges = without_markers(metadata.get("tokenizer.ggml.merges", ()), hidden)
     plain = Tokenizer(_model(models.BPE, vocab=vocab, merges=merges, ignore_merges=pre.whole_words))
     plain.pre_tokenizer = pre.build()
@@ -116,17 +140,25 @@ def _byte_level(tokens: _Tokens, metadata: Mapping[str, Any], pre: PreTokenizer)
     return plain
 
 
-def _sentence_piece(tokens: _Tokens) -> Any:
-    """BPE over whole text with bytes as fallback. Nothing is put in front: segments start in mid-text."""
+def _sentence_piece(tokens: _Tokens, unknown_id: int | None) -> tuple[Any, Any]:
+    """BPE over whole text with bytes as fallback: one that puts nothing in front (segments start in mid-text), and one that
+    puts SentencePiece's space there. A character without a token or bytes is the unknown token.
+    """
     from tokenizers import AddedToken, Tokenizer, models, normalizers
 
-    hidden = tokens.markers()
-    vocab = {text: i for i, text in enumerate(tokens.texts) if text not in hidden}
-    merges = _merges_by_score(tokens)
-    plain = Tokenizer(_model(models.BPE, vocab=vocab, merges=merges, byte_fallback=True))
-    plain.normalizer = normalizers.Replace(" ", SPACE_MARK)
-    plain.add_tokens([AddedToken(text, normalized=False) for text in tokens.words()])
-    return plain
+    vocab, options = tokens.vocab(), {}
+    if unknown_id is not None:
+        unknown = f"{tokens.texts[unknown_id]}{secrets.token_hex(16)}"  # a name that no content can spell
+        vocab[unknown] = unknown_id
+        options = {"unk_token": unknown, "fuse_unk": True}
+    plain = Tokenizer(_model(models.BPE, vocab=vocab, merges=_merges_by_score(tokens), byte_fallback=True, **options))
+    prefixed = Tokenizer(plain.model)
+    spaces = normalizers.Replace(" ", SPACE_MARK)
+    plain.normalizer = spaces
+    prefixed.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), spaces])
+    for encoder in (plain, prefixed):
+        encoder.add_tokens([AddedToken(text, normalized=False) for text in tokens.words()])
+    return plain, prefixed
 
 
 def _model(bpe: Any, **parts: Any) -> Any:

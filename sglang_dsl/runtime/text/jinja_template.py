@@ -1,8 +1,8 @@
 """A model's own Jinja chat template, cut into what stands before, between and behind the contents.
 
 The template is rendered with a sentinel for each content, so the text around contents depends on the order of roles
-only: contents reach the prompt exactly as they are (a template that trims or rewrites them changes nothing), and they
-can never be taken for template code.
+only: contents reach the prompt exactly as they are (that a template trims them changes nothing; a role whose text it
+encodes or changes is refused), and they can never be taken for template code.
 
     roles (user, assistant)    <|im_start|>user\\n S0 <|im_end|>\\n<|im_start|>assistant\\n S1 <|im_end|>\\n
                                gap 0              |  gap 1                              |  gap 2 (the end)
@@ -28,7 +28,12 @@ from .protocol import Turn
 _PROBES = (("user", "assistant", "user"), ("system", "user", "assistant", "user", "assistant", "user"))
 _ROLES = ("user", "assistant", "system", "tool")
 _SHOWN_ROLES = 6
-_SENTINEL = re.compile("\ufdd8([0-9]+)\ufdd9")  # noncharacters: no template writes or treats them
+# A content that shows what a template does to it: quotes, backslash, line breaks, capitals and length, between noncharacters,
+# which no template writes. Trimming does not reach it.
+_PROBE = "\"Aa\\n\\\\<&> \u00e9'" * 8
+_CONTENT = "\ufdd8%d\ufdd9" + _PROBE + "\ufdda"
+_SENTINEL = re.compile("\ufdd8([0-9]+)\ufdd9" + re.escape(_PROBE) + "\ufdda")
+_CHANGED = re.compile("\ufdd8([0-9]+)\ufdd9")
 
 Roles: TypeAlias = tuple[str, ...]
 
@@ -183,12 +188,17 @@ class _Gaps:
 
     def _render_once(self, roles: Roles, generate: bool) -> tuple[str, ...]:
         """The n + 1 texts around the contents of n turns. Raises _Refused."""
-        messages = [{"role": role, "content": f"\ufdd8{i}\ufdd9"} for i, role in enumerate(roles)]
+        messages = [{"role": role, "content": _CONTENT % i} for i, role in enumerate(roles)]
         try:
             text = self._template.render(messages=messages, add_generation_prompt=generate, **self._variables)
         except _template_errors() as error:
             raise _Refused(str(error) or type(error).__name__) from error
         parts = _SENTINEL.split(text)
+        if changed := _CHANGED.search("".join(parts[::2])):
+            i = int(changed[1])
+            raise _Refused(
+                f"it does not show the text of message {i} ({roles[i]}) as it is, but changed (by tojson, upper, a slice ...)"
+            )
         if parts[1::2] != [str(i) for i in range(len(roles))]:
             raise _Misplaced("it does not show every message once and in order")
         return tuple(parts[::2])

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import MissingExtraError
+from ...errors import MissingExtraError, RoleError
 from .bpe_tokenizer import BpeTokenizer
-from .folder_tokenizer import read_json, token_text, tokenizer_from_folder
+from .folder_tokenizer import FolderTokenizer, check_control_text, read_json, tokenizer_from_folder
 from .gguf_header import read_header
 from .gguf_tokenizer import tokenizer_from_gguf
 from .jinja_template import JinjaTemplate, TemplateReport
 from .plain_templates import LabelTemplate
-from .protocol import ChatTemplate, Tokenizer, Turn
+from .protocol import ChatTemplate, TextPiece, Tokenizer, Turn
+from .segments import Marker
 
 _log = logging.getLogger(__name__)
 
@@ -57,12 +58,32 @@ def _from_gguf(path: Path, fingerprint: str) -> LoadedText:
 
 
 _GGUF_NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_CHATS = (("user", "assistant"), ("system", "user", "assistant", "user"))
 
 
 def _from_folder(folder: Path, fingerprint: str) -> LoadedText:
-    settings = read_json(folder / "tokenizer_config.json")
-    variables = {name: text for name in _GGUF_NAMES if (text := token_text(settings.get(name)))}
-    return _join(tokenizer_from_folder(folder, fingerprint), _folder_template(folder, settings), variables)
+    found = tokenizer_from_folder(folder, fingerprint)
+    source = _folder_template(folder, read_json(folder / "tokenizer_config.json"))
+    loaded = _join(found.tokenizer, source, found.names)
+    if source is not None:
+        for roles in _CHATS:
+            _check_chat(found, loaded.template, roles)
+    return loaded
+
+
+def _check_chat(found: FolderTokenizer, template: ChatTemplate, roles: Sequence[str]) -> None:
+    """Compare the ids of a conversation with the library's. Raises ModelLoadError where they differ."""
+    pieces: list[TextPiece] = []
+    turns: list[Turn] = []
+    try:
+        for role in roles:
+            content = f"The {role} says: 1, 2,\n 3."
+            pieces += [TextPiece(template.open_turn(turns, role), control=True), TextPiece(content)]
+            turns.append(Turn(role, content))
+            pieces.append(TextPiece(template.close_turn(turns), control=True))
+    except RoleError:
+        return  # the template refuses these roles, here as in a run
+    check_control_text(found, pieces)
 
 
 def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
@@ -91,4 +112,4 @@ def _end_of_answer(tokenizer: BpeTokenizer, template: JinjaTemplate) -> frozense
     """The control token right behind an answer, if the template writes one."""
     closing = template.close_turn([Turn("user", ""), Turn("assistant", "", closed=False)])
     parts = tokenizer.split_control(closing.lstrip())
-    return frozenset(part for part in parts[:1] if isinstance(part, int))
+    return frozenset(part.token_id for part in parts[:1] if isinstance(part, Marker))

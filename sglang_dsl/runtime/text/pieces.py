@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ...errors import CapacityError
 from .protocol import TextPiece
-from .segments import check_text, encode_joined
+from .segments import Marker, check_text, encode_joined
 
 END_OF_TEXT = "<|endoftext|>"
 TURN_START = "<|im_start|>"
@@ -61,14 +61,14 @@ class PieceTokenizer:
         """The id of a control token. Raises KeyError if there is none of this text."""
         return self._control[text]
 
-    def encode(self, text: str) -> list[int]:
-        """See `Tokenizer`."""
+    def encode(self, text: str, *, first: bool = False) -> list[int]:
+        """See `Tokenizer`. There is no dummy prefix here: `first` changes nothing."""
         check_text(text)
         return [self.intern(word) for word in _WORDS.findall(text)]
 
-    def encode_segment(self, pieces: Sequence[TextPiece]) -> list[int]:
+    def encode_segment(self, pieces: Sequence[TextPiece], *, first: bool = False) -> list[int]:
         """See `Tokenizer`."""
-        return encode_joined(pieces, self._split_control, self.encode)
+        return encode_joined(pieces, self._split_control, lambda text, _: self.encode(text), first=first)
 
     def token_bytes(self, token_id: int) -> bytes:
         """See `Tokenizer`. Raises IndexError for an id not interned yet."""
@@ -78,8 +78,9 @@ class PieceTokenizer:
         """See `Tokenizer`."""
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
 
-    def _split_control(self, text: str) -> list[str | int]:
-        return [self._control.get(part, part) for part in self._marker.split(text) if part]
+    def _split_control(self, text: str) -> list[str | Marker]:
+        parts = [part for part in self._marker.split(text) if part]
+        return [Marker(self._control[part]) if part in self._control else part for part in parts]
 
     def _add(self, raw: bytes) -> int:
         with self._lock:

@@ -39,11 +39,13 @@ class Tokenizer(Protocol):
     control_ids: frozenset[int]  # special and added tokens and rows without a token: never produced from content
     fingerprint: str
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of content: markers in it are plain text."""
+    def encode(self, text: str, *, first: bool = False) -> list[int]:
+        """Ids of content: markers in it are plain text. `first`: nothing but a BOS stands before it in the prompt, so that
+        a vocabulary with a dummy prefix (SentencePiece) puts its space in front.
+        """
 
-    def encode_segment(self, pieces: Sequence[TextPiece]) -> list[int]:
-        """Ids of one segment; control tokens are recognised in control pieces only."""
+    def encode_segment(self, pieces: Sequence[TextPiece], *, first: bool = False) -> list[int]:
+        """Ids of one segment; control tokens are recognised in control pieces only. `first` as in `encode`."""
 
     def token_bytes(self, token_id: int) -> bytes:
         """The raw bytes a token stands for (may be part of a character); b"" for one that is never shown. An added token

@@ -92,13 +92,13 @@ class RecordingTokenizer:
         self._tokenizer = tokenizer
         self._tape = tape
 
-    def encode_segment(self, pieces: Sequence[TextPiece]) -> list[int]:
+    def encode_segment(self, pieces: Sequence[TextPiece], *, first: bool = False) -> list[int]:
         """See `Tokenizer`."""
         for piece in pieces:
             if piece.control and piece.text not in self._tape.controls:
                 ids = self._tokenizer.encode_segment((piece,))
                 self._tape.controls[piece.text] = self._tokenizer.decode(ids)
-        return self._tokenizer.encode_segment(pieces)
+        return self._tokenizer.encode_segment(pieces, first=first)
 
 
 class RecordingTemplate:

@@ -184,7 +184,7 @@ class ReplayTokenizer(PieceTokenizer):
         self.bos_id = self.eos_id
         self._controls = tape.controls
 
-    def encode_segment(self, pieces: Sequence[TextPiece]) -> list[int]:
+    def encode_segment(self, pieces: Sequence[TextPiece], *, first: bool = False) -> list[int]:
         """See `Tokenizer`."""
         return self.encode("".join(self._plain(piece) for piece in pieces))
 
