@@ -40,6 +40,7 @@ class LayerAttention(NamedTuple):
 
     scale: float
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
 
@@ -57,16 +58,16 @@ def attend(
 ) -> Tensor:
     """Attention of the step's queries [T, H, D] over all keys their rows see; [T, H, E]. Call `store` first.
 
-    Score soft-capping has no fused kernel here and runs on the reference; windows run masked; sinks are exact in every path.
+    Score soft-capping has no fused kernel here and runs on the reference; windows and chunks run masked; sinks are exact in every path.
 
     Raises:
         ValueError: shapes or dtypes of queries, keys and pools do not fit together.
     """
     _check(q, k, v, keys, values, plan)
     if layer.softcap:
-        return reference.attend(q, keys, values, plan, scale=layer.scale, window=layer.window, softcap=layer.softcap, sinks=layer.sinks)  # fmt: skip
+        return reference.attend(q, keys, values, plan, scale=layer.scale, window=layer.window, chunk=layer.chunk, softcap=layer.softcap, sinks=layer.sinks)  # fmt: skip
     partial = cpu.partial if cpu.supports(q, v) else portable.partial
-    out, lse = Cascade(q, k, v, keys, values, plan, layer.scale, partial).run(layer.window)
+    out, lse = Cascade(q, k, v, keys, values, plan, layer.scale, partial).run(layer.window, layer.chunk)
     return _with_sinks(out, lse, layer.sinks)
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .cascade import Partial
-from .plan import QueryRow, SlotArray, slots_of
+from .plan import QueryRow, SlotArray, oldest_visible, slots_of
 
 BLOCK = 256
 
@@ -41,13 +41,17 @@ class _Piece(NamedTuple):
 
 
 def plan_blocks(
-    rows: Sequence[QueryRow], page_size: int, device: torch.device, window: int | None = None
+    rows: Sequence[QueryRow],
+    page_size: int,
+    device: torch.device,
+    window: int | None = None,
+    chunk: int | None = None,
 ) -> tuple[BlockVisit, ...]:
     """Every visit of a step, each token's in ascending order of its blocks."""
     by_block: dict[int, list[_Piece]] = defaultdict(list)
     first = 0
     for row in rows:
-        for block, piece in _pieces(row, first, page_size, window):
+        for block, piece in _pieces(row, first, page_size, window, chunk):
             by_block[block].append(piece)
         first += row.tokens
     return tuple(visit for block in sorted(by_block) for visit in _visits(by_block[block], device))
@@ -85,10 +89,12 @@ def _read(pool: Tensor, visit: BlockVisit) -> Tensor:
     return rows.expand(n, -1, -1, -1)
 
 
-def _pieces(row: QueryRow, first: int, page_size: int, window: int | None) -> list[tuple[int, _Piece]]:
+def _pieces(
+    row: QueryRow, first: int, page_size: int, window: int | None, chunk: int | None
+) -> list[tuple[int, _Piece]]:
     """A row's tokens by the blocks they see."""
     position = np.arange(row.start, row.end)
-    oldest = np.zeros_like(position) if window is None else np.maximum(position - window + 1, 0)
+    oldest = oldest_visible(position, window, chunk)
     slots = slots_of(row.pages, 0, row.end, page_size)
     pieces = []
     for block in range(int(oldest[0]) // BLOCK, (row.end - 1) // BLOCK + 1):

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .plan import AttentionPlan, Fresh, Gathered, Slots, Span, Windowed
+from .plan import AttentionPlan, Fresh, Gathered, Slots, Span, Windowed, oldest_visible
 
 
 class Partial(Protocol):
@@ -47,10 +47,10 @@ class Cascade:
         self._out = q.new_empty(q.shape[0], q.shape[1], v.shape[-1])
         self._lse = torch.empty(q.shape[:2], dtype=torch.promote_types(q.dtype, torch.float32), device=q.device)
 
-    def run(self, window: int | None = None) -> tuple[Tensor, Tensor]:
-        """Outputs [T, H, E] and log-sum-exps [T, H]. A window that no row exceeds changes nothing and costs nothing."""
-        if window is not None and window < self._plan.longest:
-            self._run_windowed(window)
+    def run(self, window: int | None = None, chunk: int | None = None) -> tuple[Tensor, Tensor]:
+        """Outputs [T, H, E] and log-sum-exps [T, H]. A window or chunk that no row exceeds changes and costs nothing."""
+        if self._plan.narrows(window, chunk):
+            self._run_windowed(window, chunk)
         else:
             self._run_levels()
         return self._out, self._lse
@@ -63,12 +63,12 @@ class Cascade:
         for span in self._plan.spans:
             self._merge(span)
 
-    def _run_windowed(self, window: int) -> None:
-        gathered, long = self._plan.windowed(window)
+    def _run_windowed(self, window: int | None, chunk: int | None) -> None:
+        gathered, long = self._plan.windowed(window, chunk)
         for batch in gathered:
             self._gathered(batch)
         for row in long:
-            self._prefill_windowed(row, window)
+            self._prefill_windowed(row, window, chunk)
 
     def _gathered(self, batch: Gathered) -> None:
         """Short rows: a row's tokens and the query heads of a key head are the rows of one product."""
@@ -93,12 +93,12 @@ class Cascade:
         )  # fmt: skip
         self._store(tokens, out, lse)
 
-    def _prefill_windowed(self, row: Windowed, window: int) -> None:
+    def _prefill_windowed(self, row: Windowed, window: int | None, chunk: int | None) -> None:
         tokens = slice(row.first, row.end)
         k, v = _read(self._keys, row.slots), _read(self._values, row.slots)
         query = torch.arange(row.start, row.start + row.end - row.first, device=k.device).unsqueeze(1)
         key = torch.arange(row.first_key, row.first_key + k.shape[0], device=k.device)
-        hidden = (key > query) | (key <= query - window)
+        hidden = (key > query) | (key < oldest_visible(query, window, chunk))
         mask = torch.zeros(hidden.shape, dtype=self._q.dtype, device=k.device).masked_fill_(hidden, -torch.inf)
         out, lse = self._partial(
             self._by_head(self._q[tokens]), self._repeated(k), self._repeated(v), scale=self._scale, mask=mask

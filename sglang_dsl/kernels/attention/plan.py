@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +105,7 @@ class Gathered:
 
 
 class Windowed(NamedTuple):
-    """Tokens [first, end) of one row at positions start, start+1, ... see the last `window` of the keys at `slots`.
+    """Tokens [first, end) of one row at positions start, start+1, ... see part of the keys at `slots` (`oldest_visible`).
 
     `first_key` is the position of the first slot.
     """
@@ -134,31 +134,50 @@ class AttentionPlan:
     fresh: tuple[Fresh, ...]
     spans: tuple[Span, ...]
     longest: int
-    _windows: dict[int, tuple[tuple[Gathered, ...], tuple[Windowed, ...]]] = field(default_factory=dict)
+    _windows: dict[tuple[int | None, int | None], tuple[tuple[Gathered, ...], tuple[Windowed, ...]]] = field(
+        default_factory=dict
+    )
 
     def first_tokens(self) -> list[int]:
         """Where each row begins in the step, and the end of the last."""
         return _offsets(self.rows)
 
-    def windowed(self, window: int) -> tuple[tuple[Gathered, ...], tuple[Windowed, ...]]:
-        """The same step for a layer that sees only the last `window` keys (the token itself included)."""
-        if window not in self._windows:
+    def narrows(self, window: int | None, chunk: int | None) -> bool:
+        """Whether a layer with this window or chunk hides any key from any row of the step."""
+        return (window is not None and window < self.longest) or (chunk is not None and chunk < self.longest)
+
+    def windowed(self, window: int | None, chunk: int | None) -> tuple[tuple[Gathered, ...], tuple[Windowed, ...]]:
+        """The same step for a layer that sees only part of the keys, see `oldest_visible`."""
+        key = window, chunk
+        if key not in self._windows:
             firsts = self.first_tokens()
-            begins = [max(0, row.start - window + 1) for row in self.rows]
+            begins = [int(oldest_visible(row.start, window, chunk)) for row in self.rows]
             short = _short_rows(self.rows, begins)
-            gathered = tuple(self._gather(members, begins, window) for members in short)
+            gathered = tuple(
+                _gather(self.rows, firsts, members, begins, self.page_size, self.device, window, chunk)
+                for members in short
+            )
             taken = {i for members in short for i in members}
             long = [i for i in range(len(self.rows)) if i not in taken]
-            self._windows[window] = gathered, tuple(self._windowed_row(self.rows[i], firsts[i], window) for i in long)
-        return self._windows[window]
+            self._windows[key] = gathered, tuple(self._windowed_row(self.rows[i], firsts[i], begins[i]) for i in long)
+        return self._windows[key]
 
-    def _gather(self, members: Sequence[int], begins: Sequence[int], window: int) -> Gathered:
-        return _gather(self.rows, self.first_tokens(), members, begins, self.page_size, self.device, window)
-
-    def _windowed_row(self, row: QueryRow, first: int, window: int) -> Windowed:
-        begin = max(0, row.start - window + 1)
+    def _windowed_row(self, row: QueryRow, first: int, begin: int) -> Windowed:
         slots = as_slots(slots_of(row.pages, begin, row.end, self.page_size), self.device)
         return Windowed(first, first + row.tokens, row.start, begin, slots)
+
+
+def oldest_visible(position: Any, window: int | None, chunk: int | None) -> Any:
+    """The first position that a token at `position` sees: its last `window` keys, itself included, of its own `chunk` of
+    positions (chunk c: positions 0..c-1, c..2c-1, ...). Whole numbers, or an array or tensor of them.
+    """
+    oldest = position * 0
+    if window is not None:
+        oldest = oldest + (position - window + 1) * (position >= window)
+    if chunk is not None:
+        begin = position - position % chunk
+        oldest = oldest + (begin - oldest) * (begin > oldest)
+    return oldest
 
 
 def plan_step(
@@ -294,6 +313,7 @@ def _gather(
     page_size: int,
     device: torch.device,
     window: int | None = None,
+    chunk: int | None = None,
 ) -> Gathered:
     own = [slots_of(rows[i].pages, begins[i], rows[i].end, page_size) for i in members]
     width, keys = max(rows[i].tokens for i in members), max(map(len, own))
@@ -302,9 +322,7 @@ def _gather(
     step = np.minimum(np.arange(width), counts - 1)
     query = np.array([[rows[i].start] for i in members]) + step
     key = np.array([[begins[i]] for i in members]) + np.arange(keys)
-    hidden = key[:, None] > query[:, :, None]
-    if window is not None:
-        hidden |= key[:, None] <= query[:, :, None] - window
+    hidden = (key[:, None] > query[:, :, None]) | (key[:, None] < oldest_visible(query, window, chunk)[:, :, None])
     tokens = (np.array([[firsts[i]] for i in members]) + step).reshape(-1)
     real = np.flatnonzero(np.arange(width) < counts)
     return Gathered(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .plan import AttentionPlan, QueryRow, slots_of
+from .plan import AttentionPlan, QueryRow, oldest_visible, slots_of
 
 
 def attend(
@@ -16,6 +16,7 @@ def attend(
     *,
     scale: float,
     window: int | None = None,
+    chunk: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
     accumulate: torch.dtype = torch.float32,
@@ -23,7 +24,8 @@ def attend(
     """Attention of q [T, H, D] over pools [N, G, D] and [N, G, E] that already hold the step's keys; [T, H, E].
 
     Levels of the plan are ignored: each row reads all its keys through its pages. Scores, softmax and sums are computed in
-    `accumulate` (float64 makes it the oracle). window: a token sees this many keys, itself included. softcap c: scores
+    `accumulate` (float64 makes it the oracle). window: a token sees this many keys, itself included. chunk: it sees no
+    key before its own block of so many positions. softcap c: scores
     become c * tanh(score / c). sinks [H]: a score per head that takes part in the softmax and adds no value.
     """
     firsts = plan.first_tokens()
@@ -31,18 +33,18 @@ def attend(
     for row, first in zip(plan.rows, firsts, strict=False):
         slots = torch.from_numpy(slots_of(row.pages, 0, row.end, plan.page_size)).to(q.device)
         scores = _scores(q[first : first + row.tokens].to(accumulate), keys[slots].to(accumulate), scale, softcap)
-        scores.masked_fill_(~visible(row, window, q.device), -torch.inf)
+        scores.masked_fill_(~visible(row, window, q.device, chunk), -torch.inf)
         weights = _softmax(scores, sinks)
         out[first : first + row.tokens] = _mix(weights, values[slots].to(accumulate)).to(out.dtype)
     return out
 
 
-def visible(row: QueryRow, window: int | None, device: torch.device) -> Tensor:
+def visible(row: QueryRow, window: int | None, device: torch.device, chunk: int | None = None) -> Tensor:
     """Which keys [0, end) each new token of a row sees: bool [tokens, end]."""
     query = torch.arange(row.start, row.end, device=device).unsqueeze(1)
     key = torch.arange(row.end, device=device)
-    causal = key <= query
-    return causal if window is None else causal & (key > query - window)
+    seen: Tensor = (key <= query) & (key >= oldest_visible(query, window, chunk))
+    return seen
 
 
 def _scores(q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor:

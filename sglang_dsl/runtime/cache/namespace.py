@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from ...ir.specs import utf8_text
@@ -25,6 +25,16 @@ class Namespace:
     tenant_salt: str = ""
     user_key: str = ""
     kv_layout: str = ""  # dtype and layout of the pool
+    band: str = (
+        ""  # lengths of sequences whose state is computed alike; "" where it does not depend on the whole length
+    )
+
+    def of_band(self, band: int) -> Namespace:
+        """The same space for sequences of another band of lengths. Some models rotate every position by factors that the
+        length of the whole sequence decides, so state made at one length is wrong at another.
+        """
+        name = str(band) if band else ""
+        return self if name == self.band else replace(self, band=name)
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -216,7 +216,9 @@ class RadixTree:
 
     def walk(self, namespace: Namespace | None = None) -> Iterator[Node]:
         """All nodes, parents first; roots included."""
-        roots = self.roots.values() if namespace is None else [r for n, r in self.roots.items() if n == namespace]
+        roots = list(self.roots.values())
+        if namespace is not None:
+            roots = [root for name, root in self.roots.items() if name.of_band(0) == namespace]
         stack = list(roots)
         while stack:
             node = stack.pop()

@@ -347,7 +347,11 @@ class Engine:
 
 def _scheduler_facts(facts: WorkerInfo, bos_id: int | None) -> WorkerFacts:
     return WorkerFacts(
-        num_pages=facts.num_pages, page_size=facts.page_size, context_tokens=facts.context_tokens, bos_id=bos_id
+        num_pages=facts.num_pages,
+        page_size=facts.page_size,
+        context_tokens=facts.context_tokens,
+        bos_id=bos_id,
+        length_borders=facts.length_borders,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +14,10 @@ from ..schedule.step import StepPlan, StepResult
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInfo:
-    """Facts of the model behind a worker. num_pages counts usable pages (ids 0..num_pages-1)."""
+    """Facts of the model behind a worker. num_pages counts usable pages (ids 0..num_pages-1).
+
+    length_borders: lengths past which the model computes a whole sequence otherwise, ascending: see `Row.band`.
+    """
 
     model: str
     fingerprint: str
@@ -25,6 +29,7 @@ class WorkerInfo:
     kv_layout: str
     device: str = "cpu"
     weight_version: str = "0"
+    length_borders: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

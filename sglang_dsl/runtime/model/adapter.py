@@ -7,20 +7,27 @@ therefore transformers builds no masks; no cache object is passed, therefore not
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import ModelLoadError
 from ...kernels.attention import AttentionPlan, LayerAttention, attend, store
+from .context import attention_modules, chunks_of, windows_of
 from .pools import KvPool, LayerShape
+from .rotary import PackedPositions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME = "sglang_dsl"
 _BOUND = "_sglang_dsl_attention"
+_HARMLESS = frozenset(
+    {"dropout", "position_ids", "is_causal", "use_cache", "cache", "output_attentions", "output_router_logits"}
+    | {"output_hidden_states", "logits_to_keep", "return_dict", "position_embeddings", "layer_idx"}
+)
+"""What modules pass to their attention that changes nothing here: all else is honoured or refused."""
 
 
 class BoundAttention(Protocol):
@@ -33,8 +40,20 @@ class BoundAttention(Protocol):
 class StepModel(Protocol):
     """A model and its pool: computes steps."""
 
-    def forward(self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, wanted: Tensor) -> Tensor:
-        """See `PackedModel.forward`."""
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        wanted: Tensor,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """One step over packed tokens [T] at their positions. Stores all keys and values.
+
+        lengths: of each token's whole sequence, for models that rotate by it (`PackedPositions.lengths_of`). Returns logits
+        [len(wanted), V] at the packed places `wanted`, as the model's own head gives them; the head is not run if nothing is
+        wanted.
+        """
 
 
 def register() -> None:
@@ -46,10 +65,19 @@ def register() -> None:
 
 def bind(model: PreTrainedModel, attention: BoundAttention) -> None:
     """Answer every attention call of this model with `attention`."""
-    for module in model.modules():
-        if hasattr(module, "layer_idx"):
-            setattr(module, _BOUND, attention)
+    chunks, windows = chunks_of(model.config), windows_of(model.config)
+    for module in attention_modules(model):
+        index = cast(int, module.layer_idx)
+        setattr(module, _BOUND, _Bound(attention, windows.get(index), chunks.get(index)))
     model.set_attn_implementation(NAME)
+
+
+class _Bound(NamedTuple):
+    """Who answers a module, and what its layer type says and its call may not: a window, a chunk."""
+
+    attention: BoundAttention
+    window: int | None
+    chunk: int | None
 
 
 def _attention(
@@ -64,31 +92,46 @@ def _attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     sinks: Tensor | None = None,
-    **_: Any,
+    **other: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query [1, H, T, D], key and value [1, G, T, ·]; gives [1, T, H, E]."""
-    bound = cast(BoundAttention, getattr(module, _BOUND))
+    bound = cast(_Bound, getattr(module, _BOUND))
+    unknown = [
+        name for name, value in other.items() if name not in _HARMLESS and value is not None and value is not False
+    ]
+    if other.get("is_causal") is False:
+        unknown.append("is_causal=False")
+    if unknown:
+        raise ModelLoadError(
+            f"{type(module).__name__} asks its attention for what cannot be honoured here: {', '.join(sorted(unknown))}",
+            hint="this architecture cannot be run here; please report it",
+        )
     layer = LayerAttention(
         scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        window=sliding_window,
+        window=bound.window if sliding_window is None else sliding_window,
+        chunk=bound.chunk,
         softcap=softcap,
         sinks=s_aux if s_aux is not None else sinks,
     )
     index = cast(int, module.layer_idx)
-    out = bound(index, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), layer)
+    out = bound.attention(index, query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1), layer)
     return out.unsqueeze(0), None
 
 
-def probe(model: PreTrainedModel) -> dict[int, LayerShape]:
-    """Shapes of every attention layer, found by running one token through the model. Leaves the model bound to the probe.
+def probe(model: PreTrainedModel) -> tuple[dict[int, LayerShape], bool]:
+    """Shapes of every attention layer, found by running one token through the model, and whether any caps its scores softly.
+    Leaves the model bound to the probe.
 
     Raises:
         ModelLoadError: the model computes attention some other way, so it cannot be run on pages.
     """
     shapes: dict[int, LayerShape] = {}
+    softcapped = False
 
     def record(index: int, q: Tensor, k: Tensor, v: Tensor, layer: LayerAttention) -> Tensor:
+        nonlocal softcapped
         shapes[index] = LayerShape(k.shape[1], k.shape[2], v.shape[2])
+        softcapped |= bool(layer.softcap)
         return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)  # one token attends to itself alone
 
     register()
@@ -102,35 +145,40 @@ def probe(model: PreTrainedModel) -> dict[int, LayerShape]:
             f"{type(model).__name__} does not use transformers' attention interface",
             hint="models with full or sliding-window attention that call it can be run",
         )
-    return shapes
+    return shapes, softcapped
 
 
 class PackedModel:
     """The fast way: one forward over all tokens of the step."""
 
-    def __init__(self, model: PreTrainedModel, pool: KvPool) -> None:
+    def __init__(self, model: PreTrainedModel, pool: KvPool, positions: PackedPositions) -> None:
         self._model = model
         self._pool = pool
+        self._positions = positions
         self._decoder = model.get_decoder()  # type: ignore[no-untyped-call]
         self._plan: AttentionPlan | None = None
         bind(model, self._attend)
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, wanted: Tensor) -> Tensor:
-        """One step over packed tokens [T] at their positions. Stores all keys and values.
-
-        Returns logits [len(wanted), V] at the packed places `wanted`, as the model's own head gives them; the head is not
-        run if nothing is wanted.
-        """
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        wanted: Tensor,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """See `StepModel.forward`."""
         self._plan = plan
         self._pool.count_writes(plan.write_slots.shape[0])
         options = {"input_ids": token_ids.unsqueeze(0), "position_ids": positions.unsqueeze(0), "use_cache": False}
         try:
-            if not wanted.numel():
-                self._decoder(**options)
-                return torch.empty(0, 0, device=wanted.device)
-            logits: Tensor = self._model(**options, logits_to_keep=wanted).logits
-            return logits[0]
+            with self._positions.of(positions, lengths):
+                if not wanted.numel():
+                    self._decoder(**options)
+                    return torch.empty(0, 0, device=wanted.device)
+                logits: Tensor = self._model(**options, logits_to_keep=wanted).logits
+                return logits[0]
         finally:
             self._plan = None
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from ...kernels.attention import AttentionPlan, BlockVisit, LayerAttention, QueryRow, attend_invariant, plan_visits
 from .adapter import bind
 from .pools import KvPool
+from .rotary import PackedPositions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,39 +38,49 @@ class _Tile(NamedTuple):
 class TiledModel:
     """A bound model and its pool; computes the same steps as `PackedModel`, slower and always alike."""
 
-    def __init__(self, model: PreTrainedModel, pool: KvPool) -> None:
+    def __init__(self, model: PreTrainedModel, pool: KvPool, positions: PackedPositions) -> None:
         self._model = model
         self._pool = pool
+        self._positions = positions
         self._decoder = model.get_decoder()  # type: ignore[no-untyped-call]
         self._tile: _Tile | None = None
-        self._visits: dict[int | None, tuple[BlockVisit, ...]] = {}
+        self._visits: dict[tuple[int | None, int | None], tuple[BlockVisit, ...]] = {}
         bind(model, self._attend)
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, wanted: Tensor) -> Tensor:
-        """See `PackedModel.forward`."""
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        wanted: Tensor,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """See `StepModel.forward`."""
         self._pool.count_writes(plan.write_slots.shape[0])
-        logits = [self._forward_tile(tile, token_ids, positions, wanted) for tile in _tiles(plan)]
+        logits = [self._forward_tile(tile, token_ids, positions, wanted, lengths) for tile in _tiles(plan)]
         found = [part for part in logits if part is not None]
         if not found:
             return torch.empty(0, 0, device=wanted.device)
         return torch.cat(found)[torch.argsort(torch.argsort(wanted))]
 
-    def _forward_tile(self, tile: _Tile, token_ids: Tensor, positions: Tensor, wanted: Tensor) -> Tensor | None:
+    def _forward_tile(
+        self, tile: _Tile, token_ids: Tensor, positions: Tensor, wanted: Tensor, lengths: Tensor | None
+    ) -> Tensor | None:
         """Logits of the wanted tokens in this tile, in ascending order; None if there are none."""
         self._tile, self._visits = tile, {}
-        options = {
-            "input_ids": _filled(token_ids[tile.first : tile.end]),
-            "position_ids": _filled(positions[tile.first : tile.end]),
-            "use_cache": False,
-        }
+        mine = slice(tile.first, tile.end)
+        places = _filled(positions[mine])
+        own = None if lengths is None else _filled(lengths[mine], int(lengths[tile.first]))[0]
+        options = {"input_ids": _filled(token_ids[mine]), "position_ids": places, "use_cache": False}
         here = wanted[(wanted >= tile.first) & (wanted < tile.end)].sort().values - tile.first
         try:
-            if not here.numel():
-                self._decoder(**options)
-                return None
-            logits: Tensor = self._model(**options).logits[0]
-            return logits[here]
+            with self._positions.of(places[0], own):
+                if not here.numel():
+                    self._decoder(**options)
+                    return None
+                logits: Tensor = self._model(**options).logits[0]
+                return logits[here]
         finally:
             self._tile = None
 
@@ -80,17 +91,18 @@ class TiledModel:
         keys, values = self._pool.keys[index], self._pool.values[index]
         keys.index_copy_(0, tile.slots, k.index_select(0, tile.sources))
         values.index_copy_(0, tile.slots, v.index_select(0, tile.sources))
-        if layer.window not in self._visits:
-            self._visits[layer.window] = plan_visits(tile.rows, self._pool.page_size, q.device, layer.window)
+        seen = layer.window, layer.chunk
+        if seen not in self._visits:
+            self._visits[seen] = plan_visits(tile.rows, self._pool.page_size, q.device, *seen)
         tokens = tile.end - tile.first
         out = q.new_zeros(TILE, q.shape[1], values.shape[-1])
-        out[:tokens] = attend_invariant(q[:tokens], keys, values, self._visits[layer.window], layer)
+        out[:tokens] = attend_invariant(q[:tokens], keys, values, self._visits[seen], layer)
         return out
 
 
-def _filled(values: Tensor) -> Tensor:
-    """[1, TILE], zeros behind."""
-    return torch.nn.functional.pad(values, (0, TILE - values.shape[0])).unsqueeze(0)
+def _filled(values: Tensor, filling: int = 0) -> Tensor:
+    """[1, TILE], with `filling` behind."""
+    return torch.nn.functional.pad(values, (0, TILE - values.shape[0]), value=filling).unsqueeze(0)
 
 
 def _tiles(plan: AttentionPlan) -> list[_Tile]:

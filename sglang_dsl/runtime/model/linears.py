@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 
@@ -34,13 +37,41 @@ def computes_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack_linears(module: nn.Module) -> int:
-    """Replace every plain `nn.Linear` below `module` in place; how many there were."""
+def pack_linears(module: nn.Module, spared: frozenset[nn.Module] = frozenset()) -> int:
+    """Replace every plain `nn.Linear` below `module` in place, except `spared`; how many there were."""
     packed = 0
     for name, child in list(module.named_children()):
-        if type(child) is nn.Linear:
+        if type(child) is nn.Linear and child not in spared:
             setattr(module, name, PackedLinear(child))
             packed += 1
         else:
-            packed += pack_linears(child)
+            packed += pack_linears(child, spared)
     return packed
+
+
+@contextmanager
+def watched_linears(module: nn.Module) -> Iterator[set[nn.Module]]:
+    """Inside, plain linears below `module` note when somebody else reads their weight or bias (a router that computes in its
+    weight's type, a fused expert): these must keep them. They are in the set at the end.
+    """
+    plain = [child for child in module.modules() if type(child) is nn.Linear]
+    read: set[nn.Module] = set()
+
+    class Watched(nn.Linear):
+        """A linear whose own forward goes around its attributes."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self._parameters["weight"], self._parameters["bias"])  # type: ignore[arg-type]
+
+        def __getattr__(self, name: str) -> Tensor | nn.Module:
+            if name in ("weight", "bias"):
+                read.add(self)
+            return super().__getattr__(name)
+
+    for child in plain:
+        child.__class__ = Watched
+    try:
+        yield read
+    finally:
+        for child in plain:
+            child.__class__ = nn.Linear

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
-from ...errors import ModelLoadError
+from ...errors import DslError, ModelLoadError
 from . import check, linears, settings
 from .adapter import PackedModel, StepModel, probe
+from .context import context_tokens, refuse_unknown, thresholds
+from .folder import read_folder
 from .gguf_file import GgufFile
 from .invariant import TiledModel
 from .options import DEFAULT_KV_BYTES, ModelOptions
 from .pools import KvPool, LayerShape
+from .rotary import PackedPositions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_SHOWN = 400  # characters of a library's error that are passed on
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -28,6 +35,7 @@ class LoadedModel:
 
     packed: StepModel
     pool: KvPool
+    positions: PackedPositions
     fingerprint: str
     context_tokens: int
     vocab_size: int
@@ -49,11 +57,34 @@ def load_model(path: Path, options: ModelOptions, *, fingerprint: str) -> Loaded
     """
     settings.apply()
     torch.set_num_threads(options.threads or (1 if options.batch_invariant else settings.default_threads()))
-    device = choose_device(options.device)
-    dtype = choose_dtype(options, device)
-    model = read_model(path, dtype)
-    placed: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
-    return serve(placed, options, fingerprint=fingerprint)
+    with named_errors(path):
+        device = choose_device(options.device)
+        dtype = choose_dtype(options, device)
+        model = read_model(path, dtype)
+        placed: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
+        return serve(placed, options, fingerprint=fingerprint)
+
+
+@contextmanager
+def named_errors(path: Path) -> Iterator[None]:
+    """Whatever goes wrong inside is a ModelLoadError that names the model: files hold anything, and libraries raise anything.
+
+    Raises:
+        ModelLoadError: from any Exception that is none of this project's own.
+    """
+    try:
+        yield
+    except DslError:
+        raise
+    except MemoryError as error:
+        raise ModelLoadError(f"{path} does not fit into memory: {error}", hint="use a smaller model") from error
+    except Exception as error:
+        said = " ".join(str(error).split())
+        shown = said if len(said) <= _SHOWN else said[:_SHOWN] + " ..."
+        raise ModelLoadError(
+            f"{path} cannot be loaded: {type(error).__name__}: {shown}",
+            hint="correct what is named in its config.json, or download the model again",
+        ) from error
 
 
 def read_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
@@ -62,7 +93,8 @@ def read_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     Raises:
         ModelLoadError: damaged, unknown or unsupported.
     """
-    return _read_folder(path, dtype) if path.is_dir() else _read_gguf(path, dtype)
+    with named_errors(path):
+        return read_folder(path, dtype) if path.is_dir() else _read_gguf(path, dtype)
 
 
 def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str) -> LoadedModel:
@@ -76,18 +108,29 @@ def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str) ->
     page_size = options.page_size or (1 if device.type == "cpu" else 16)
     model.eval()  # type: ignore[no-untyped-call]
     model.requires_grad_(False)
-    shapes, measured = _checked(model, options, page_size)
-    if options.packed_linears and linears.can_pack(dtype, device):
-        linears.pack_linears(model)
-    num_pages = _pages(shapes, options, page_size, dtype, device)
-    pool = KvPool(shapes, num_pages, page_size, dtype=dtype, device=device)
+    refuse_unknown(model.config, type(model).__name__)
+    most_tokens = context_tokens(model, options.context_tokens)
+    positions = PackedPositions(model, most_tokens)
+    made, spared, groups, measured = _checked(model, positions, options, page_size, most_tokens)
+    if options.batch_invariant and made.softcapped:
+        raise ModelLoadError(
+            f"{type(model).__name__} caps its attention scores softly, which has no batch-invariant path",
+            hint="leave batch_invariant off",
+        )
+    make = TiledModel if options.batch_invariant else PackedModel
+    packed = options.packed_linears and linears.can_pack(dtype, device) and linears.pack_linears(model, spared)
+    if groups and (packed or options.batch_invariant or dtype != torch.float32):
+        check.verify_all(made, make, groups, dtype=dtype)
+    num_pages = _pages(made.shapes, options, page_size, dtype, device)
+    pool = KvPool(made.shapes, num_pages, page_size, dtype=dtype, device=device)
     if options.batch_invariant:
-        check.verify_invariance(TiledModel, model, shapes, page_size=page_size, dtype=dtype)
+        check.verify_invariance(made, make, dtype=dtype)
     return LoadedModel(
-        packed=TiledModel(model, pool) if options.batch_invariant else PackedModel(model, pool),
+        packed=make(model, pool, positions),
         pool=pool,
+        positions=positions,
         fingerprint=fingerprint,
-        context_tokens=config.max_position_embeddings,
+        context_tokens=most_tokens,
         vocab_size=config.vocab_size,
         dtype=dtype,
         device=device,
@@ -96,16 +139,26 @@ def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str) ->
 
 
 def _checked(
-    model: PreTrainedModel, options: ModelOptions, page_size: int
-) -> tuple[dict[int, LayerShape], float | None]:
-    """Layer shapes, and what the self-check measured if it is on."""
+    model: PreTrainedModel, positions: PackedPositions, options: ModelOptions, page_size: int, most_tokens: int
+) -> tuple[check.CheckModel, frozenset[nn.Module], list[check.CheckGroup], float | None]:
+    """The model with its layers' shapes, the linears that must not be packed, and what the self-check found if it is on."""
     if not options.self_check:
-        return probe(model), None
+        made, spared = _probed(model, positions, page_size)
+        return made, spared, [], None
+    past = thresholds(model, list(positions.borders[:1]), min(check.MOST_TOKENS, most_tokens))
+    rows = check.check_rows(model.config.get_text_config().vocab_size, past, most_tokens)
     with check.in_float32(model, free_bytes(model.device) // 2) as dtype:
-        token_ids = check.check_tokens(model.config.get_text_config().vocab_size)
-        expected = check.plain_logits(model, token_ids)
-        shapes = probe(model)
-        return shapes, check.verify(model, shapes, token_ids, expected, page_size=page_size, dtype=dtype)
+        groups = check.expected_groups(model, rows)
+        made, spared = _probed(model, positions, page_size)
+        return made, spared, groups, check.verify_all(made, PackedModel, groups, dtype=dtype)
+
+
+def _probed(
+    model: PreTrainedModel, positions: PackedPositions, page_size: int
+) -> tuple[check.CheckModel, frozenset[nn.Module]]:
+    with linears.watched_linears(model) as read:
+        shapes, softcapped = probe(model)
+    return check.CheckModel(model, shapes, positions, page_size, softcapped), frozenset(read)
 
 
 def choose_device(name: str) -> torch.device:
@@ -144,21 +197,6 @@ def _read_gguf(path: Path, dtype: torch.dtype) -> PreTrainedModel:
             f"{path} does not fill the model: missing {sorted(set(missing) - tied)[:5]}, unknown {unexpected[:5]}",
             hint="download it again",
         )
-    return model
-
-
-def _read_folder(path: Path, dtype: torch.dtype) -> PreTrainedModel:
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-
-    if not (path / "config.json").is_file():
-        raise ModelLoadError(f"{path} holds no config.json", hint="give a Hugging Face model folder or a .gguf file")
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ModelLoadError(f"{path} cannot be loaded: {error}") from error
     return model
 
 

@@ -22,6 +22,8 @@ class ModelOptions:
     self_check: refuse the model at load if packed rows do not give what its plain forward gives. threads: None is
     OMP_NUM_THREADS if set, else the physical cores but one. batch_invariant: a sequence's logits are bitwise the same alone
     and in any batch, cold and cached, however its prompt is chunked; several times slower, and on one thread by default.
+    context_tokens: the longest sequence; None is what the model says (with scaled rotary positions: factor times the original
+    length).
     """
 
     dtype: WeightType = "auto"
@@ -32,11 +34,12 @@ class ModelOptions:
     self_check: bool = True
     threads: int | None = None
     batch_invariant: bool = False
+    context_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(WeightType):
             raise SpecError(f"dtype={self.dtype!r} is unknown", hint=f"one of {', '.join(get_args(WeightType))}")
-        for name in ("page_size", "kv_bytes", "threads"):
+        for name in ("page_size", "kv_bytes", "threads", "context_tokens"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise SpecError(

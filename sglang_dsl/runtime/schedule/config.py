@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,12 +16,20 @@ PolicyName = Literal["fcfs", "longest_prefix", "depth_first", "priority"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFacts:
-    """Plain facts of the model behind the worker. bos_id: None if its tokenizer has none."""
+    """Plain facts of the model behind the worker. bos_id: None if its tokenizer has none.
+
+    length_borders: ascending lengths; a sequence that grows past one is computed anew, see `Namespace.band`.
+    """
 
     num_pages: int
     page_size: int
     context_tokens: int
     bos_id: int | None = None
+    length_borders: Sequence[int] = ()
+
+    def band_of(self, tokens: int) -> int:
+        """How many borders a sequence of so many tokens is past."""
+        return bisect_left(self.length_borders, tokens) if self.length_borders else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Many
 
 from ...ir.execution import TokenScore
 from ..cache.prefix_cache import PrefixCache
+from .config import WorkerFacts
 from .lifecycle import Lifecycle
 from .ownership import Ownership
 from .progress import Progress
@@ -17,7 +18,8 @@ from .step_builder import Asked, Flight
 class Landing:
     """Applies results for one scheduler."""
 
-    def __init__(self, cache: PrefixCache, ownership: Ownership, lifecycle: Lifecycle) -> None:
+    def __init__(self, cache: PrefixCache, ownership: Ownership, lifecycle: Lifecycle, facts: WorkerFacts) -> None:
+        self._facts = facts
         self._cache = cache
         self._ownership = ownership
         self._life = lifecycle
@@ -105,6 +107,9 @@ class Landing:
                     Progress(seq.request_id, "token", token_id, ended, score, prompt_scores=tuple(seq.prompt_scores))
                 )
                 seq.prompt_scores = None
+            band = self._facts.band_of(len(seq.tokens))
+            if band != seq.band and seq.max_new:
+                self._life.move(seq, band)
 
 
 def _counted(progress: Progress, seq: Sequence) -> Progress:

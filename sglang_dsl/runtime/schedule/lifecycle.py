@@ -92,6 +92,15 @@ class Lifecycle:
 
     def retract(self, seq: Sequence) -> None:
         """Give up its memory for now; it goes back to the head of the queue and keeps its tokens."""
+        self._requeue(seq)
+        self.counters.retracted += 1
+
+    def move(self, seq: Sequence, band: int) -> None:
+        """It has grown into another band of lengths: all of it is computed anew, next."""
+        self._requeue(seq)
+        seq.place(band)
+
+    def _requeue(self, seq: Sequence) -> None:
         self._leave(seq)
         self._ownership.release(seq, len(seq.tokens))
         seq.key = pack(seq.tokens)
@@ -99,7 +108,6 @@ class Lifecycle:
             seq.task.restart()
         seq.phase = "waiting"
         self.waiting = {seq.seq_id: seq, **self.waiting}
-        self.counters.retracted += 1
 
     def end(self, seq: Sequence, keep_tokens: int) -> None:
         """Release everything, once; computed tokens up to `keep_tokens` stay in the tree."""

@@ -27,7 +27,7 @@ class Ownership:
         """Match and lock the longest cached prefix; `seq` stands at its end."""
         if not self.shares(seq):
             return
-        match, seq.receipt = self.cache.hold(seq.request.namespace, seq.key, limit_tokens, seq.request_id)
+        match, seq.receipt = self.cache.hold(seq.namespace, seq.key, limit_tokens, seq.request_id)
         seq.pages, seq.tree_pages, seq.computed = match.pages, len(match.pages), match.tokens
 
     def borrow(self, node: Node, seq: Sequence) -> Receipt:

@@ -187,7 +187,7 @@ class Planner:
             piece = builder.writer(other.seq_id)
             there = piece.end if piece else other.computed
             if there < len(other.tokens) and self._ownership.shares(other):
-                if other.request.namespace != seq.request.namespace:
+                if other.namespace != seq.namespace:
                     continue
                 common = common_bytes(other.key, seq.key, 0, len(seq.key)) // TOKEN_BYTES
                 if min(common, seq.match_limit) - there >= worth:
@@ -285,7 +285,7 @@ class Planner:
 
     def _missing_pages(self, seq: Sequence) -> int:
         """Pages by which `seq` does not fit beside all that run."""
-        node, tokens = self._cache.tree.peek(seq.request.namespace, seq.key, seq.match_limit)
+        node, tokens = self._cache.tree.peek(seq.namespace, seq.key, seq.match_limit)
         locked = (
             tokens // self._cache.page_size if node is not None and node.lock and self._ownership.shares(seq) else 0
         )

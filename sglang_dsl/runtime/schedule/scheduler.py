@@ -42,7 +42,7 @@ class Scheduler:
         self._ownership = Ownership(self.cache, shared=config.prefix_cache)
         self._life = Lifecycle(self.cache, self._ownership)
         self._planner = Planner(config, self.cache, self._ownership, self._life)
-        self._landing = Landing(self.cache, self._ownership, self._life)
+        self._landing = Landing(self.cache, self._ownership, self._life, facts)
         self._flight: Flight | None = None
         self._ready: list[Progress] = []  # ended without a step
         self._limits: list[tuple[float, int, Limit]] = []
@@ -104,7 +104,8 @@ class Scheduler:
         """
         if children < 1:
             raise SpecError(f"a lease for {children} children holds nothing", hint="lease for at least one child")
-        lease = self.cache.leases.open(namespace, pack(prompt_ids), children, lease_id)
+        space = namespace.of_band(self.facts.band_of(len(prompt_ids)))
+        lease = self.cache.leases.open(space, pack(prompt_ids), children, lease_id)
         self._verify()
         return lease
 
@@ -233,7 +234,9 @@ class Scheduler:
             raise QueueFullError(f"{limit} requests wait already", hint="try again later, or raise max_queue")
         refuse_impossible(request, self.facts)
         self._next_id += 1
-        return Sequence(self._next_id, request, now, self._task(request))
+        task = self._task(request)
+        band = self.facts.band_of(len(request.prompt_ids)) if task is None else task.band
+        return Sequence(self._next_id, request, now, task, band)
 
     def _task(self, request: Request) -> ScoreTask | None:
         if not isinstance(request, ScoreRequest):
@@ -244,10 +247,11 @@ class Scheduler:
         spare = config.max_batch_tokens - config.max_running + 1  # of the budget, whatever decodes beside it
         return ScoreTask(
             request.continuations,
-            prompt_tokens=len(request.prompt_ids),
+            prompt_ids=request.prompt_ids,
             unconditional=request.unconditional,
             bos_id=self.facts.bos_id,
             edge_tokens=min(spare, config.prefill_chunk_tokens or spare),
+            band_of=self.facts.band_of,
         )
 
     def _take(self, plan: StepPlan) -> Flight:

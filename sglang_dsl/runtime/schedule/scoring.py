@@ -9,7 +9,7 @@ A trie node needs a forward only if something follows it; the leaves' log-probab
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .progress import Logprobs
 
@@ -33,12 +33,14 @@ class Edge:
     """A chain of trie nodes computed as one row, from position `start`. Its own pages begin with the page of `start`.
 
     after_prompt: whether its path begins with the request's prompt, so that `table` begins with the prompt's pages.
+    band: the band of lengths of the sequences it is part of.
     """
 
-    __slots__ = ("after_prompt", "nodes", "open_children", "own_pages", "parent", "scored", "start", "table")
+    __slots__ = ("after_prompt", "band", "nodes", "open_children", "own_pages", "parent", "scored", "start", "table")
 
-    def __init__(self, nodes: list[TrieNode], start: int, parent: Edge | None) -> None:
+    def __init__(self, nodes: list[TrieNode], start: int, parent: Edge | None, band: int = 0) -> None:
         self.nodes = nodes
+        self.band = band
         self.start = start
         self.parent = parent
         self.after_prompt: bool = parent.after_prompt if parent else start > 0
@@ -58,29 +60,44 @@ class ScoreTask:
 
     The unconditional scores are a second trie from position 0: below BOS, or without a root where there is no BOS (first
     tokens then count 0.0). A ScoreRequest with an empty prompt is scored in this way, too.
+
+    What is scored is each continuation as a part of its whole sequence. Where a model computes long sequences otherwise than
+    short ones (`band_of`), the continuations of each further band get a trie of their own, the prompt included.
     """
 
     def __init__(
         self,
         continuations: Sequence[Sequence[int]],
         *,
-        prompt_tokens: int,
+        prompt_ids: Sequence[int],
         unconditional: bool,
         bos_id: int | None,
         edge_tokens: int,
+        band_of: Callable[[int], int] = lambda tokens: 0,
     ) -> None:
         bos = -1 if bos_id is None else bos_id
-        self.root = TrieNode(-1 if prompt_tokens else bos)
         self._continuations = continuations
-        self._free_root = TrieNode(bos) if unconditional else None
-        _grow(self.root, continuations)
-        if prompt_tokens:
-            self._edges = _edges(self.root.inner(), prompt_tokens, edge_tokens)
+        head = len(prompt_ids) or int(bos >= 0)
+        by_band = _by_band(continuations, head, band_of)
+        self.band = min(by_band, default=band_of(head))
+        self.root = TrieNode(-1 if prompt_ids else bos)
+        self._roots = {self.band: self.root}
+        _grow(self.root, by_band.pop(self.band, ()))
+        if prompt_ids:
+            self._edges = _edges(self.root.inner(), len(prompt_ids), edge_tokens, self.band)
         else:
-            self._edges = _free_edges(self.root, edge_tokens)
-        if self._free_root is not None:
-            _grow(self._free_root, continuations)
-            self._edges += _free_edges(self._free_root, edge_tokens)
+            self._edges = _free_edges(self.root, edge_tokens, self.band)
+        for band, members in by_band.items():
+            first, self._roots[band] = _chain(prompt_ids or [bos])
+            _grow(self._roots[band], members)
+            self._edges += _free_edges(first, edge_tokens, band)
+        self._free_roots: dict[int, TrieNode] = {}
+        for band, members in _by_band(continuations, int(bos >= 0), band_of).items() if unconditional else ():
+            self._free_roots[band] = TrieNode(bos)
+            _grow(self._free_roots[band], members)
+            self._edges += _free_edges(self._free_roots[band], edge_tokens, band)
+        self._band_of = band_of
+        self._heads = head, int(bos >= 0)
         self.todo: list[Edge] = []
         self.next = 0
         self.restart()
@@ -129,11 +146,30 @@ class ScoreTask:
 
     def answer(self) -> tuple[Logprobs, Logprobs]:
         """Log-probabilities per continuation and token: after the prompt, and without it (empty if not asked for)."""
-        free = self._free_root
+        free = self._continuations if self._free_roots else ()
         return (
-            tuple(_read(self.root, c) for c in self._continuations),
-            tuple(_read(free, c) for c in self._continuations) if free is not None else (),
+            tuple(_read(self._roots[self._band_of(self._heads[0] + len(c))], c) for c in self._continuations),
+            tuple(_read(self._free_roots[self._band_of(self._heads[1] + len(c))], c) for c in free),
         )
+
+
+def _by_band(
+    continuations: Sequence[Sequence[int]], head: int, band_of: Callable[[int], int]
+) -> dict[int, list[Sequence[int]]]:
+    """Continuations by the band of the sequences they end, which begin with `head` tokens."""
+    found: dict[int, list[Sequence[int]]] = {}
+    for continuation in continuations:
+        found.setdefault(band_of(head + len(continuation)), []).append(continuation)
+    return found
+
+
+def _chain(token_ids: Sequence[int]) -> tuple[TrieNode, TrieNode]:
+    """Nodes one below the other: the first and the last."""
+    first = last = TrieNode(token_ids[0])
+    for token in token_ids[1:]:
+        below = last.children[token] = TrieNode(token)
+        last = below
+    return first, last
 
 
 def _grow(root: TrieNode, continuations: Sequence[Sequence[int]]) -> None:
@@ -157,14 +193,14 @@ def _walk(root: TrieNode, continuation: Sequence[int]) -> Iterator[TrieNode]:
         yield node
 
 
-def _free_edges(root: TrieNode, edge_tokens: int) -> list[Edge]:
+def _free_edges(root: TrieNode, edge_tokens: int, band: int) -> list[Edge]:
     """Edges of a trie that follows no prompt: below its BOS, or from its first tokens."""
     if not root.children:
         return []
-    return _edges([root] if root.token >= 0 else root.inner(), 0, edge_tokens)
+    return _edges([root] if root.token >= 0 else root.inner(), 0, edge_tokens, band)
 
 
-def _edges(tops: list[TrieNode], start: int, edge_tokens: int) -> list[Edge]:
+def _edges(tops: list[TrieNode], start: int, edge_tokens: int, band: int) -> list[Edge]:
     """Chains of nodes that something follows, depth first, none longer than `edge_tokens`."""
     found: list[Edge] = []
     stack: list[tuple[TrieNode, int, Edge | None]] = [(top, start, None) for top in reversed(tops)]
@@ -175,7 +211,7 @@ def _edges(tops: list[TrieNode], start: int, edge_tokens: int) -> list[Edge]:
         while len(below) == 1 and len(chain) < edge_tokens:
             chain.append(below[0])
             below = below[0].inner()
-        edge = Edge(chain, at, parent)
+        edge = Edge(chain, at, parent, band)
         found.append(edge)
         stack += [(child, edge.end, edge) for child in reversed(below)]
     return found

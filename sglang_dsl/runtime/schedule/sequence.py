@@ -25,11 +25,13 @@ class Sequence:
         "announced",
         "arrival",
         "arrived_s",
+        "band",
         "cached_tokens",
         "computed",
         "ending",
         "key",
         "matched",
+        "namespace",
         "own_start",
         "pages",
         "pending_pages",
@@ -45,13 +47,14 @@ class Sequence:
         "tree_pages",
     )
 
-    def __init__(self, seq_id: int, request: Request, now: float, task: ScoreTask | None) -> None:
+    def __init__(self, seq_id: int, request: Request, now: float, task: ScoreTask | None, band: int = 0) -> None:
         self.seq_id = seq_id
         self.request = request
         self.request_id = request.request_id
         self.tokens = list(request.prompt_ids)
         self.prompt_tokens = len(self.tokens)
         self.key = pack(self.tokens)  # of all tokens known when it was last queued
+        self.place(band)
         self.task = task
         self.phase: Phase = "waiting"
         self.arrival = seq_id
@@ -72,6 +75,11 @@ class Sequence:
         self.computed = 0
         self.own_start = 0
         self.receipt: Receipt | None = None
+
+    def place(self, band: int) -> None:
+        """It is computed as sequences of this band of lengths are, and shares state with these only."""
+        self.band = band
+        self.namespace = self.request.namespace.of_band(band)
 
     @property
     def generated(self) -> int:

@@ -30,6 +30,7 @@ class Row(NamedTuple):
     own_start: int = 0
     read_slot: int = -1  # recurrent state to start from (-1: none) and to leave behind
     write_slot: int = -1
+    band: int = 0  # which of the model's bands of lengths the sequence is in: how its positions are rotated
 
 
 class Group(NamedTuple):

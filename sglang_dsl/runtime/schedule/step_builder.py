@@ -80,7 +80,7 @@ class StepBuilder:
         if end == len(seq.tokens) and seq.task is None:
             piece.takers.append(seq)
             if seq.receipt is not None:
-                self._finals[seq.request.namespace, seq.key] = piece
+                self._finals[seq.namespace, seq.key] = piece
         return piece
 
     def add_edge(self, seq: Sequence, edge: Edge) -> Piece:
@@ -99,7 +99,7 @@ class StepBuilder:
 
     def final_of(self, seq: Sequence) -> Piece | None:
         """A piece of this step that ends exactly where `seq` would: `seq` can sample from it."""
-        return self._finals.get((seq.request.namespace, seq.key))
+        return self._finals.get((seq.namespace, seq.key))
 
     def writer(self, seq_id: int) -> Piece | None:
         """The piece of this step that computes this sequence's own tokens."""
@@ -195,7 +195,7 @@ def arrange(decodes: list[Sequence], min_tokens: int) -> Arrangement:
 def steady(step: int, decodes: Arrangement, closes: Tokens[int]) -> Flight:
     """A step in which every sequence decodes one token."""
     order = decodes.order
-    rows = [Row(seq.seq_id, seq.tokens[-1:], seq.computed, seq.pages, seq.own_start) for seq in order]
+    rows = [_decode_row(seq, seq.own_start) for seq in order]
     samples = [SamplePoint(row, 0, seq.seq_id, len(seq.tokens) - seq.prompt_tokens) for row, seq in enumerate(order)]
     return Flight(StepPlan(step, rows, decodes.levels.groups, (), (), (), closes, samples), order, [], [])
 
@@ -216,11 +216,12 @@ def _piece_lane(piece: Piece) -> _Lane:
 
 
 def _decode_row(seq: Sequence, own_start: int) -> Row:
-    return Row(seq.seq_id, seq.tokens[-1:], seq.computed, seq.pages, own_start)
+    return Row(seq.seq_id, seq.tokens[-1:], seq.computed, seq.pages, own_start, band=seq.band)
 
 
 def _piece_row(piece: Piece, own_start: int) -> Row:
-    return Row(piece.seq.seq_id, piece.token_ids, piece.start, piece.pages, own_start)
+    band = piece.edge.band if piece.edge is not None else piece.seq.band
+    return Row(piece.seq.seq_id, piece.token_ids, piece.start, piece.pages, own_start, band=band)
 
 
 def _sample_points(piece: Piece, row: int) -> list[SamplePoint]:

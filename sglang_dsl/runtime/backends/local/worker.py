@@ -39,6 +39,7 @@ class TorchWorker:
             kv_bytes_per_token=model.pool.bytes_per_token,
             kv_layout=model.kv_layout,
             device=str(model.device),
+            length_borders=model.positions.borders,
         )
         self._model: LoadedModel | None = model
         self._tokenizer = tokenizer
@@ -145,8 +146,11 @@ def _forward(model: LoadedModel, plan: StepPlan) -> tuple[dict[tuple[int, int], 
     wanted = torch.tensor([firsts[row] + offset for row, offset in places], dtype=torch.long)
     token_ids = torch.tensor([i for r in plan.rows for i in r.token_ids], dtype=torch.long)
     positions = torch.cat([torch.arange(r.start, r.start + len(r.token_ids)) for r in plan.rows])
+    lengths = model.positions.lengths_of(
+        [r.band for r in plan.rows], [len(r.token_ids) for r in plan.rows], model.device
+    )
     logits = model.packed.forward(
-        token_ids.to(model.device), positions.to(model.device), attention, wanted.to(model.device)
+        token_ids.to(model.device), positions.to(model.device), attention, wanted.to(model.device), lengths
     )
     return {place: i for i, place in enumerate(places)}, logits
 

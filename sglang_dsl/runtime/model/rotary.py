@@ -1,0 +1,145 @@
+"""Positions of packed tokens, for modules that would otherwise take them from the whole forward.
+
+LongRoPE (Phi-3 and its kin) and dynamic NTK scaling rotate every position by factors that the length of the whole sequence
+decides. transformers picks one set of factors per forward, by the largest position in it: right for one sequence computed
+whole, wrong for rows of several lengths, for a chunk of a long prompt, and beside cached keys. Here each token is rotated by
+the factors of its own sequence's length: the model's own rotary modules are called once per length among the step's rows,
+and told the length by one further position. Lengths between two borders are rotated alike; a sequence that crosses a border
+is computed anew (runtime/schedule), as transformers' plain forward over all its tokens would.
+
+Attention modules that scale queries by their position (Llama 4) count it from the length of their cache; they are shown one
+from which every packed token's own position comes out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class PackedPositions:
+    """Answers for the modules of one model that depend on more than `position_ids`; most models have none.
+
+    borders: ascending lengths past which rotary factors are others. Band b of lengths is past b of them.
+    """
+
+    def __init__(self, model: PreTrainedModel, context_tokens: int) -> None:
+        rotary = [m for m in model.modules() if any(_by_length(kind) for _, kind in rotary_kinds(m))]
+        self.borders: Sequence[int] = _borders(rotary, context_tokens)
+        self._context_tokens = context_tokens
+        self._lengths: Tensor | None = None
+        self._positions: Tensor | None = None
+        for module in rotary:
+            module.forward = self._rotating(module, module.forward)
+        for module in model.modules():
+            if getattr(module, "attn_temperature_tuning", False):
+                module.forward = self._counting(module.forward)
+
+    def lengths_of(self, bands: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor | None:
+        """For each token of rows with these bands and token counts the longest length of its band; None if none matters."""
+        if not self.borders:
+            return None
+        ends = self.borders
+        lengths = [ends[band] if band < len(ends) else self._context_tokens for band in bands]
+        return torch.repeat_interleave(torch.tensor(lengths), torch.tensor(counts)).to(device)
+
+    @contextmanager
+    def of(self, positions: Tensor, lengths: Tensor | None) -> Iterator[None]:
+        """Inside, the model's packed tokens have these positions, in sequences of these lengths."""
+        self._positions, self._lengths = positions, lengths
+        try:
+            yield
+        finally:
+            self._positions = self._lengths = None
+
+    def _rotating(self, module: nn.Module, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(x: Tensor, position_ids: Tensor, *args: Any, **options: Any) -> Any:
+            _reset(module)
+            if self._lengths is None:
+                return plain(x, position_ids, *args, **options)
+            result: Any = None
+            for length in torch.unique(self._lengths).tolist():
+                _reset(module)
+                last = position_ids.new_full((*position_ids.shape[:-1], 1), length - 1)
+                among = torch.cat([position_ids.clamp(max=length - 1), last], dim=-1)
+                found = plain(x, among, *args, **options)
+                result = _chosen(self._lengths == length, found, result)
+            return result
+
+        return forward
+
+    def _counting(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **options: Any) -> Any:
+            if self._positions is not None:
+                options["cache"] = _Counted(self._positions)
+            return plain(*args, **options)
+
+        return forward
+
+
+class _Counted:
+    """A cache that holds nothing: only its length is asked, to which a module adds 0, 1, 2, ... for its tokens."""
+
+    def __init__(self, positions: Tensor) -> None:
+        self._before = positions - torch.arange(positions.shape[0], device=positions.device)
+
+    def get_seq_length(self, layer: int = 0) -> Tensor:
+        return self._before
+
+    def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        return keys, values
+
+
+def _chosen(mine: Tensor, found: Any, before: Any) -> Any:
+    """`found` without its last position, where `mine`; elsewhere what was found before."""
+    if isinstance(found, tuple):
+        earlier = before or (None,) * len(found)
+        return tuple(_chosen(mine, part, other) for part, other in zip(found, earlier, strict=True))
+    found = found[..., :-1, :]
+    return found if before is None else torch.where(mine.unsqueeze(-1), found, before)
+
+
+def _by_length(kind: str) -> bool:
+    return kind == "longrope" or "dynamic" in kind
+
+
+def rotary_kinds(module: nn.Module) -> Iterator[tuple[str | None, str]]:
+    """Rotary types of a module, by the layer types it rotates for (None: for all alike)."""
+    kind = getattr(module, "rope_type", None)
+    if isinstance(kind, str):
+        yield None, kind
+    elif isinstance(kind, dict):
+        yield from ((layer, name) for layer, name in kind.items() if isinstance(name, str))
+
+
+def _borders(modules: Sequence[nn.Module], context_tokens: int) -> Sequence[int]:
+    """LongRoPE changes once, behind its original length; dynamic scaling with every token behind it."""
+    found: set[int] = set()
+    dynamic: list[int] = []
+    for module in modules:
+        for layer, kind in rotary_kinds(module):
+            if "dynamic" in kind:
+                dynamic.append(int(module.original_max_seq_len))  # type: ignore[arg-type]
+            elif kind == "longrope":
+                parameters: Any = module.config.rope_parameters  # type: ignore[union-attr]
+                found.add(int((parameters[layer] if layer else parameters)["original_max_position_embeddings"]))
+    if dynamic:
+        return range(min([*dynamic, *found]), context_tokens)
+    return sorted(found)
+
+
+def _reset(module: Any) -> None:
+    """As it was made: dynamic scaling otherwise remembers the longest sequence it has seen."""
+    for layer, kind in rotary_kinds(module):
+        prefix = f"{layer}_" if layer else ""
+        if "dynamic" in kind and hasattr(module, f"{prefix}original_inv_freq"):
+            setattr(module, f"{prefix}max_seq_len_cached", module.original_max_seq_len)
+            original = getattr(module, f"{prefix}original_inv_freq").to(getattr(module, f"{prefix}inv_freq").device)
+            setattr(module, f"{prefix}inv_freq", original)
