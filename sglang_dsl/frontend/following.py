@@ -53,7 +53,8 @@ class Following:
 
     def __iter__(self) -> Iterator[Chunk]:
         woken: SimpleQueue[None] = SimpleQueue()
-        follower = self._follow(lambda: woken.put(None))
+        follower = Follower(self._session)
+        self._begin(follower, lambda: woken.put(None))
         try:
             while not follower.ended:
                 woken.get()
@@ -67,7 +68,15 @@ class Following:
 
         loop = asyncio.get_running_loop()
         woken = asyncio.Event()
-        follower = self._follow(lambda: loop.call_soon_threadsafe(woken.set))
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(woken.set)
+            except RuntimeError:  # the loop was closed: this reader is gone, and the others read on
+                follower.close()
+
+        follower = Follower(self._session)
+        self._begin(follower, wake)
         try:
             while not follower.ended:
                 await woken.wait()
@@ -78,11 +87,9 @@ class Following:
         finally:
             follower.close()
 
-    def _follow(self, wake: Callable[[], object]) -> Follower:
-        follower = Follower(self._session)
+    def _begin(self, follower: Follower, wake: Callable[[], object]) -> None:
         follower.wake_by(wake)
         self._when_done(follower.end)
-        return follower
 
     def _end(self, follower: Follower) -> None:
         """Raise the run's failure, or UnknownNameError where no call had the name that was followed."""
@@ -113,7 +120,7 @@ class Follower:
         self._run_over = False
         self.followed = 0  # nodes so far
         self.ended = False
-        session.recorder.followers += (self._on_append,)
+        session.recorder.follow(self._on_append)
         self._unsubscribe = session.run.subscribe(self._on_event, replay=True)
 
     def wake_by(self, wake: Callable[[], object]) -> None:
@@ -136,8 +143,8 @@ class Follower:
     def close(self) -> None:
         """Nobody reads any more."""
         self._unsubscribe()
-        recorder = self._session.recorder
-        recorder.followers = tuple(f for f in recorder.followers if f != self._on_append)
+        self._session.recorder.unfollow(self._on_append)
+        self._wake = lambda: None
 
     def _on_append(self) -> None:
         self._wake()

@@ -14,12 +14,13 @@ A recorder owns the graph that grows. Everything that differs between running an
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import DeadlineError, Origin, ProgramError, UnresolvedError
-from ..ir.execution import Outcome, Run
+from ..ir.execution import Outcome, Run, on_loop
 from ..ir.graph import Graph
 from ..ir.nodes import Expression, Node, Piece, Plain
 from .bindings import Bound
@@ -29,7 +30,7 @@ from .sites import Site, Sites, caller_origin
 from .waiting import wait
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
+    pass
 
 
 class Recorder(Protocol):
@@ -83,12 +84,13 @@ class LiveRecorder:
     tracing = False
 
     __slots__ = (
+        "_followers",
+        "_following",
         "_key_counts",
         "_keys",
         "_shown",
         "appended",
         "asynchronous",
-        "followers",
         "graph",
         "run",
         "sites",
@@ -100,7 +102,8 @@ class LiveRecorder:
         self.sites = sites
         self.asynchronous = asynchronous
         self.appended: list[Node] = []  # only ever grows, so that other threads can read it
-        self.followers: tuple[Callable[[], object], ...] = ()  # called when it has grown
+        self._followers: tuple[Callable[[], object], ...] = ()  # called when it has grown
+        self._following = threading.Lock()
         self._keys: dict[Callable[..., Any], str] = {}
         self._key_counts: dict[str, int] = {}
         self._shown: list[BaseException] = []
@@ -118,8 +121,18 @@ class LiveRecorder:
             raise
         self.graph.extend(nodes)
         self.appended += nodes
-        for follower in self.followers:
+        for follower in self._followers:
             follower()
+
+    def follow(self, follower: Callable[[], object]) -> None:
+        """Call `follower`, which does not raise, on the body's thread whenever `appended` has grown. Any thread."""
+        with self._following:
+            self._followers += (follower,)
+
+    def unfollow(self, follower: Callable[[], object]) -> None:
+        """No longer. Any thread."""
+        with self._following:
+            self._followers = tuple(known for known in self._followers if known != follower)
 
     def register(self, key: str, function: Callable[..., Any]) -> str:
         """Two different functions of one key (lambdas, say) get different keys, in order of their first use."""
@@ -144,10 +157,9 @@ class LiveRecorder:
 
     async def aread(self, bound: Bound) -> Any:
         """Await the node and convert."""
-        import asyncio
 
         try:
-            outcome = await asyncio.wrap_future(_shielded(self.run.value(bound.node_id)))
+            outcome = await on_loop(self.run.value(bound.node_id))
         except Exception as error:
             self._shown.append(error)
             raise
@@ -201,24 +213,6 @@ class LiveRecorder:
 
 def _label(node_id: str, bound: Bound | None) -> str:
     return node_id if bound is None else bound.label
-
-
-def _shielded(future: Future[Outcome]) -> Future[Outcome]:
-    """A copy of the future: a cancelled task would otherwise cancel the node's own future for every other reader."""
-    from concurrent.futures import Future
-
-    copy: Future[Outcome] = Future()
-
-    def settle(done: Future[Outcome]) -> None:
-        if copy.set_running_or_notify_cancel():
-            error = done.exception()
-            if error is not None:
-                copy.set_exception(error)
-            else:
-                copy.set_result(done.result())
-
-    future.add_done_callback(settle)
-    return copy
 
 
 def no_text(value: object, origin: Origin) -> ProgramError:

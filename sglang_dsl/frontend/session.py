@@ -7,7 +7,7 @@ from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
 from ..errors import CancelledError, Origin, ProgramError
-from ..ir.execution import Executor, Run, RunSpec, RunSummary, check_models_allowed, resolve
+from ..ir.execution import Executor, Run, RunSpec, RunSummary, check_models_allowed, on_loop, resolve
 from ..ir.graph import Graph
 from ..ir.nodes import Join, Return
 from .bindings import Bindings
@@ -65,7 +65,7 @@ class Session(Generic[R]):
             self._check_returned(value)
             self._note_return(value)
             value = await aresolved(value)
-            summary = await asyncio.wrap_future(self.run.seal())
+            summary = await on_loop(self.run.seal())
             error = self._failure_at_end(summary)
         except BaseException as raised:
             task = asyncio.current_task()
@@ -73,7 +73,7 @@ class Session(Generic[R]):
                 self.cancel("the task was cancelled")
                 self.run.seal()
                 raise
-            summary = await asyncio.wrap_future(self._stopped(raised))
+            summary = await on_loop(self._stopped(raised))
             return self._result(None, summary, raised, raised_by_body=True)
         return self._result(value, summary, error)
 

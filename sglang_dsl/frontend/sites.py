@@ -53,7 +53,9 @@ class Site(NamedTuple):
 
 
 class Sites:
-    """The sites of one program. Owner: the Program; entries live as long as it does."""
+    """The sites of one program. Owner: the Program; entries live as long as it does. Thread-safe without a lock: a table is
+    only read once it is whole, and two threads that fill it at once write the same.
+    """
 
     __slots__ = ("_bodies", "_codes", "_known", "_numbers", "_program")
 
@@ -76,10 +78,14 @@ class Sites:
             self._bodies.append(code)
 
     def _learn(self, key: tuple[int, int], code: CodeType) -> Site:
-        if key[0] not in self._codes:
+        numbers = self._numbers.get(key[0])
+        if (
+            numbers is None
+        ):  # several threads may be here at once: what they find is equal, and published when it is whole
+            numbers = _numbers(code)
             self._codes[key[0]] = code
-            self._numbers[key[0]] = _numbers(code)
-        number = self._numbers[key[0]].get(key[1])
+            self._numbers[key[0]] = numbers
+        number = numbers.get(key[1])
         # an append in a form the table does not know (exec, functools.partial, ...) is named by its instruction
         place = str(number) if number is not None else f"at{key[1]}"
         label = place if any(code is body for body in self._bodies) else f"{code.co_name.strip('<>')}.{place}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Generic, TypeVar
 
@@ -24,6 +25,7 @@ class Stream(Generic[R]):
         self._asynchronous = asynchronous
         self._name = name
         self._of: str | None = None
+        self._beginning = threading.RLock()
         self._running: Running[R] | None = None
         self._following: Following | None = None
 
@@ -55,9 +57,10 @@ class Stream(Generic[R]):
 
     def begin(self) -> Running[R]:
         """Begin the run now, before the iteration does."""
-        if self._running is None:
-            self._running = Running.begin(self._opened(), asynchronous=self._asynchronous, name=self._name)
-        return self._running
+        with self._beginning:
+            if self._running is None:
+                self._running = Running.begin(self._opened(), asynchronous=self._asynchronous, name=self._name)
+            return self._running
 
     def __iter__(self) -> Iterator[Chunk]:
         following = self._follow()
@@ -76,12 +79,13 @@ class Stream(Generic[R]):
             await text.aclose()
 
     def _follow(self) -> Following:
-        if self._following is not None:
-            raise ProgramError(
-                "this stream was iterated already", hint="read again with stream.running.stream(), at any time"
-            )
-        self._following = self.begin().stream(self._of)
-        return self._following
+        with self._beginning:
+            if self._following is not None:
+                raise ProgramError(
+                    "this stream was iterated already", hint="read again with stream.running.stream(), at any time"
+                )
+            self._following = self.begin().stream(self._of)
+            return self._following
 
     def _leave(self) -> None:
         if self._running is not None and not self._running.done:

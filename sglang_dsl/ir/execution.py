@@ -10,12 +10,13 @@ program's body appends them, executes what is ready, and resolves one future per
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from ..errors import BackendNotFoundError
 from .graph import Graph
@@ -30,11 +31,13 @@ from .outcome import Usage as Usage
 from .specs import Backend, ConstraintSpec, RunOptions
 
 if TYPE_CHECKING:
+    import asyncio
     from asyncio import AbstractEventLoop
     from concurrent.futures import Future
 
     from .record import RunRecord
 
+T = TypeVar("T")
 ENTRY_POINT_GROUP = "sglang_dsl.backends"
 BACKEND_VARIABLE = "SGLANG_DSL_BACKEND"
 DEFAULT_BACKEND = "local"
@@ -178,24 +181,70 @@ class Executor(Protocol):
 
 ExecutorFactory: TypeAlias = Callable[[str], Executor]
 
-_opened: dict[str, Executor] = {}  # executors made from a name live as long as the process: a model is loaded once
+_opened: dict[str, _Opening] = {}  # executors made from a name live as long as the process: a model is loaded once
+_opened_lock = threading.Lock()
+
+
+class _Opening:
+    """The one opening of a name, which all who ask for it at once share: its Executor, or why there is none."""
+
+    def __init__(self) -> None:
+        self.opener = threading.get_ident()
+        self.ended = threading.Event()
+        self.executor: Executor | None = None
+        self.error: Exception | None = None
 
 
 def resolve(backend: str | Backend | None) -> Executor:
     """The Executor for a name of the form `kind` or `kind:argument`, found through the `sglang_dsl.backends` entry points.
 
     The factory gets the argument ("" if there is none). The same name gives the same Executor for the process's life,
-    until `close_all()`.
+    until `close_all()`. Whoever asks while it is being opened waits for that opening; one that fails is not remembered.
 
     Raises:
         BackendNotFoundError: no entry point of that kind (the message lists those installed), or an object that is none.
+        DslError: it could not be opened.
     """
     if backend is not None and not isinstance(backend, str):
         return _checked(backend)
     name = backend or os.environ.get(BACKEND_VARIABLE) or DEFAULT_BACKEND
-    if name in _opened:
-        return _opened[name]
-    kind, _, argument = name.partition(":")
+    while True:
+        with _opened_lock:
+            opening = _opened.get(name)
+            mine = opening is None
+            if opening is None:
+                opening = _opened[name] = _Opening()
+        if mine:
+            return _open(name, opening)
+        if not opening.ended.is_set() and opening.opener == threading.get_ident():
+            raise BackendNotFoundError(
+                f"opening the backend {name!r} asks for itself", hint="open it without its own name"
+            )
+        opening.ended.wait()
+        if opening.executor is not None:
+            return opening.executor
+        if opening.error is not None:
+            raise opening.error
+
+
+def _open(name: str, opening: _Opening) -> Executor:
+    """Open a name for everyone who waits for it. An interrupted opening leaves it to the next one who asks."""
+    try:
+        opening.executor = _factory(name)(name.partition(":")[2])
+    except BaseException as error:
+        with _opened_lock:
+            if _opened.get(name) is opening:
+                del _opened[name]
+        if isinstance(error, Exception):
+            opening.error = error
+        raise
+    finally:
+        opening.ended.set()
+    return opening.executor
+
+
+def _factory(name: str) -> ExecutorFactory:
+    kind = name.partition(":")[0]
     from importlib.metadata import entry_points  # costs more to load than all of this package
 
     found = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
@@ -205,7 +254,7 @@ def resolve(backend: str | Backend | None) -> Executor:
             hint="pass backend='local', backend='mock' or an Executor object",
         )
     factory: ExecutorFactory = found[kind].load()
-    return _opened.setdefault(name, factory(argument))
+    return factory
 
 
 def _checked(backend: Backend) -> Executor:
@@ -218,9 +267,55 @@ def _checked(backend: Backend) -> Executor:
 
 
 def close_all() -> None:
-    """Close every Executor that `resolve` made. Called at interpreter exit by backends that need it."""
-    while _opened:
-        _opened.popitem()[1].close()
+    """Close every Executor that `resolve` made, each once; also done at the interpreter's exit.
+
+    Raises:
+        Exception: the first that a `close` raised, once all were closed.
+    """
+    with _opened_lock:
+        openings = list(_opened.values())
+        _opened.clear()
+    failures: list[Exception] = []
+    for opening in openings:
+        if opening.opener != threading.get_ident():
+            opening.ended.wait()
+        try:
+            if opening.executor is not None:
+                opening.executor.close()
+        except Exception as error:  # noqa: BLE001 - the others have to be closed, too
+            failures.append(error)
+    if failures:
+        raise failures[0]
+
+
+atexit.register(close_all)
+
+
+def on_loop(future: Future[T]) -> asyncio.Future[T]:
+    """The future for the running event loop, as `asyncio.wrap_future`; but if that loop is closed before the end, nobody is
+    told: whoever waited is gone. Cancelling it leaves `future` alone.
+    """
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[T] = loop.create_future()
+
+    def settle() -> None:
+        if waiter.done():
+            return
+        if future.cancelled():
+            waiter.cancel()
+        elif (error := future.exception()) is not None:
+            waiter.set_exception(error)
+        else:
+            waiter.set_result(future.result())
+
+    def wake(_: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle)
+
+    future.add_done_callback(wake)
+    return waiter
 
 
 _following = threading.local()  # .refuse: set while a body is followed without a model on this thread

@@ -40,7 +40,7 @@ class InterpretedExecutor:
         self.name = name
         self._target = target
         self._share_equal = share_equal
-        self._close: Callable[[], None] | None = close
+        self._close: list[Callable[[], None]] = [close]
 
     @property
     def target(self) -> Target:
@@ -63,9 +63,11 @@ class InterpretedExecutor:
 
     def close(self) -> None:
         """Release the model. Idempotent; calls in flight fail."""
-        close, self._close = self._close, None
-        if close is not None:
-            close()
+        try:
+            close = self._close.pop()  # given to one thread only
+        except IndexError:
+            return
+        close()
 
     def __enter__(self) -> InterpretedExecutor:
         return self

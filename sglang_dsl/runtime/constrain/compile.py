@@ -38,9 +38,10 @@ class CompiledConstraint:
         """`matches`, where others have walked this way before, so that it takes a look-up per character; else None."""
         state = self.automaton.start
         for character in text:
-            if character not in state.steps:
+            try:
+                following = state.steps[character]  # one look: another thread may empty the memory at any time
+            except KeyError:
                 return None
-            following = state.steps[character]
             if following is None:
                 return False
             state = following

@@ -12,7 +12,6 @@ all threads and coroutines share the batch and the prefix cache.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ from types import TracebackType
 from typing import Self, TypeAlias, TypeVar, Unpack
 
 from ...errors import DslError, EngineClosedError, EngineError, SpecError
-from ...ir.execution import ConstraintReport, check_models_allowed
+from ...ir.execution import ConstraintReport, check_models_allowed, on_loop
 from ...ir.specs import ConstraintSpec, SamplingSpec, entries
 from ..cache.namespace import Namespace
 from ..schedule.config import WorkerFacts
@@ -323,7 +322,7 @@ class Engine:
             self.submit([(request, pending)])
             if not self._background:
                 self._drive([pending.future])
-            return await asyncio.wrap_future(pending.future)
+            return await on_loop(pending.future)
 
     @contextmanager
     def _cancelling(self, request_ids: Iterable[str]) -> Iterator[None]:

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from ...errors import EngineClosedError
+from ...ir.execution import on_loop
 from ..schedule.request import GenerateResult, Result, ScoreResult
 
 R = TypeVar("R", GenerateResult, ScoreResult)
@@ -96,7 +97,7 @@ class TextStream:
     async def aresult(self) -> GenerateResult:
         """`result`, for coroutines."""
         self._check_process()
-        return await asyncio.wrap_future(self._pending.future)
+        return await on_loop(self._pending.future)
 
     def read(self, timeout_s: float | None = None) -> str:
         """All text since the last `read`, waiting for some if there is none; "" once at the end.
@@ -137,7 +138,8 @@ class TextStream:
                 else:
                     await changed.wait()
         finally:
-            self._wakers.pop(key, None)
+            with self._changed:
+                self._wakers.pop(key, None)
 
     def __enter__(self) -> Self:
         return self
