@@ -10,9 +10,17 @@ imports another part of the project.
 from __future__ import annotations
 
 import linecache
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+LONG_WORD = 160  # characters; ids of deeply nested nodes, paths and data are cut in the middle of messages
+_LONG_WORDS = re.compile(rf"\S{{{LONG_WORD + 1},}}")
+
+
+def _shortened(word: re.Match[str]) -> str:
+    return f"{word[0][:60]}...{word[0][-60:]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ class DslError(Exception):
     result: Any = None
 
     def __init__(self, what: str, *, hint: str = "", origin: Origin | None = None, retryable: bool = False) -> None:
+        what = what if len(what) <= LONG_WORD else _LONG_WORDS.sub(_shortened, what)
         super().__init__(what)
         self.what = what
         self.hint = hint

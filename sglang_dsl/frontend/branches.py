@@ -115,7 +115,9 @@ class Branches(Generic[S]):
         if is_async(body):
             if not self._parent._cursor.recorder.asynchronous:
                 check_plain(body, "the body of the map", origin, hint=MAP_HINT)
+            self._enter(body)
             return self._map_async(body, concurrency, origin)
+        self._enter(body)
         ended = run_concurrently([partial(body, branch) for branch in self._states], concurrency)
         coroutines = [value for value, _ in ended if iscoroutine(value)]
         for coroutine in coroutines:
@@ -123,6 +125,12 @@ class Branches(Generic[S]):
         if coroutines:
             no_coroutine(coroutines[0], "the body of the map", origin, hint=MAP_HINT)
         return _all_or_first_error([value if error is None else error for value, error in ended], ended, origin)
+
+    def _enter(self, body: Callable[..., Any]) -> None:
+        """The bodies are one deeper than the state that forked. Raises ProgramError where that is too deep."""
+        depth = self._parent._cursor.deeper(f"map of {getattr(body, '__name__', 'a body')}")
+        for state in self._states:
+            state._cursor.depth = depth
 
     async def _map_async(
         self, body: Callable[[S], Coroutine[Any, Any, R]], concurrency: int | None, origin: Origin
@@ -271,7 +279,10 @@ def _all_or_first_error(results: list[Any], ended: Sequence[tuple[Any, Exception
     if not failed:
         return results
     index, first = failed[0]
-    what = first.what if isinstance(first, DslError) else f"{type(first).__name__}: {first}"
+    cause: BaseException = first
+    while isinstance(cause, JoinError) and cause.__cause__ is not None:  # maps nest; the first cause is what counts
+        cause = cause.__cause__
+    what = cause.what if isinstance(cause, DslError) else f"{type(cause).__name__}: {cause}"
     raise JoinError(
         f"branch {index} of {len(results)} failed ({len(failed)} in all): {what}",
         results=results,

@@ -9,7 +9,7 @@ from ..ir.nodes import Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, T
 from .bindings import Bindings, Bound
 from .expressions import Chain, Expression, Handle, Mention
 from .recorder import Recorder, no_text
-from .sites import Site
+from .sites import Site, caller_origin
 from .tracing.tags import holds_tag
 
 if TYPE_CHECKING:
@@ -72,15 +72,19 @@ class Line:
 
 
 class Cursor:
-    """Where a state appends: a line, and the names of one scope on it. Owner: one State."""
+    """Where a state appends: a line, and the names of one scope on it. Owner: one State.
 
-    __slots__ = ("line", "names", "recorder", "scope")
+    depth: how many programs and bodies of maps are under way around it.
+    """
 
-    def __init__(self, recorder: Recorder, line: Line, names: Bindings[str], scope: str) -> None:
+    __slots__ = ("depth", "line", "names", "recorder", "scope")
+
+    def __init__(self, recorder: Recorder, line: Line, names: Bindings[str], scope: str, depth: int = 0) -> None:
         self.recorder = recorder
         self.line = line
         self.names = names
         self.scope = scope
+        self.depth = depth
 
     def say(self, item: Any, site: Site) -> None:
         """Append one item as a statement of its own."""
@@ -106,9 +110,25 @@ class Cursor:
         round_ = "" if line.forks == 1 else f"{line.forks}:"
         above = f"{line.path}," if line.path else ""
         return [
-            Cursor(self.recorder, line.start_branch(fork_id, i, f"{above}{round_}{i}"), self.names.branch(), self.scope)
+            Cursor(
+                self.recorder,
+                line.start_branch(fork_id, i, f"{above}{round_}{i}"),
+                self.names.branch(),
+                self.scope,
+                self.depth,
+            )
             for i in range(n)
         ]
+
+    def deeper(self, what: str) -> int:
+        """The depth inside `what`. Raises ProgramError where it would be more than the run allows."""
+        if self.depth >= self.recorder.max_depth:
+            raise ProgramError(
+                f"{what} is {self.depth + 1} calls deep in programs and maps, and a run allows {self.recorder.max_depth}",
+                hint="end the recursion sooner, or give RunOptions(max_depth=...)",
+                origin=caller_origin(),
+            )
+        return self.depth + 1
 
     def rebind(self, name: str, bound: Bound) -> None:
         """Make a name stand for `bound` from here on."""

@@ -22,6 +22,7 @@ from .settings import settled
 from .sites import Sites, caller_origin
 from .state import State
 from .streaming import Stream
+from .waiting import on_some_stack
 
 if TYPE_CHECKING:
     from ..ir.explain import Explanation
@@ -75,7 +76,8 @@ class Program(Generic[P, R]):
                 origin=caller_origin(),
             )
         inner = state._nested(self.name, self.function.__code__)
-        result: R = self.call(inner, args, kwargs)
+        body = partial(self.call, inner, args, kwargs)
+        result: R = body() if inner._cursor.depth % 8 or self.asynchronous else on_some_stack(body)
         return result
 
     def __get__(self, instance: object, owner: type | None = None) -> Program[..., R]:

@@ -23,6 +23,7 @@ from ..errors import DeadlineError, Origin, ProgramError, UnresolvedError
 from ..ir.execution import Outcome, Run, on_loop
 from ..ir.graph import Graph
 from ..ir.nodes import Expression, Node, Piece, Plain
+from ..ir.specs import DEFAULT_MAX_DEPTH
 from .bindings import Bound
 from .data import data_of_value
 from .regions import Body, given, is_async, run_loop, run_map, run_switch
@@ -40,6 +41,7 @@ class Recorder(Protocol):
     sites: Sites
     tracing: bool
     asynchronous: bool
+    max_depth: int
 
     def append(self, nodes: Sequence[Node]) -> None:
         """Take the nodes of one statement. Raises what the border can see; then nothing was appended."""
@@ -92,12 +94,22 @@ class LiveRecorder:
         "appended",
         "asynchronous",
         "graph",
+        "max_depth",
         "run",
         "sites",
     )
 
-    def __init__(self, run: Run, graph: Graph, sites: Sites, *, asynchronous: bool = False) -> None:
+    def __init__(
+        self,
+        run: Run,
+        graph: Graph,
+        sites: Sites,
+        *,
+        asynchronous: bool = False,
+        max_depth: int = DEFAULT_MAX_DEPTH,
+    ) -> None:
         self.run = run
+        self.max_depth = max_depth
         self.graph = graph
         self.sites = sites
         self.asynchronous = asynchronous

@@ -38,7 +38,13 @@ class Session(Generic[R]):
         self._cancelled = ""
         self._executor: Executor = resolve(spec.options.backend)
         self.run: Run = self._executor.open(spec)
-        self.recorder = LiveRecorder(self.run, Graph(name=spec.program), sites, asynchronous=asynchronous)
+        self.recorder = LiveRecorder(
+            self.run,
+            Graph(name=spec.program),
+            sites,
+            asynchronous=asynchronous,
+            max_depth=spec.options.max_depth,
+        )
         self.state = State(Cursor(self.recorder, Line(), Bindings(), ""))
 
     def execute(self) -> Result[R]:

@@ -249,11 +249,12 @@ class State:
 
     def _nested(self, program: str, body: CodeType) -> State:
         """A state over the same line for a program called inside this one, with names of its own."""
+        depth = self._cursor.deeper(program)
         self._cursor.recorder.sites.know_body(body)
         count = self._scopes[program] = self._scopes.get(program, 0) + 1
         name = program if count == 1 else f"{program}#{count}"
         scope = f"{self._cursor.scope}/{name}" if self._cursor.scope else name
-        return State(Cursor(self._cursor.recorder, self._cursor.line, Bindings(), scope), self.index)
+        return State(Cursor(self._cursor.recorder, self._cursor.line, Bindings(), scope, depth), self.index)
 
     # tools and choices -------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Thunk = Callable[[], Any]
+LONG_STACK = 300  # frames; Python allows 1,000 in all
+_UNSET = object()
 
 
 def wait(future: Future[T], timeout_s: float | None = None) -> T:
@@ -44,6 +46,39 @@ def run_concurrently(thunks: Sequence[Thunk], limit: int | None = None) -> list[
     if hub is not None:
         return hub.run_inside(thunks, limit)
     return Hub().run(thunks, limit)
+
+
+def on_some_stack(thunk: Callable[[], T]) -> T:
+    """Call it: here, or on a stack of its own where this one is long already, so that programs may call each other deeper than
+    Python counts frames. What it raises and what it sets in context variables is as if it had been called here.
+    """
+    try:
+        sys._getframe(LONG_STACK)
+    except ValueError:
+        return thunk()
+    ended: list[tuple[Any, BaseException | None]] = []
+    contexts: list[Context] = []
+
+    def body() -> None:
+        try:
+            ended.append((thunk(), None))
+        except Exception as error:  # noqa: BLE001  raised below, in the caller's frame
+            ended.append((None, error))
+        except BaseException as error:
+            if type(error).__name__ == "GreenletExit":  # its hub ends it, and the caller with it
+                raise
+            ended.append((None, error))
+        contexts.append(copy_context())
+
+    run_concurrently([body])
+    for variable, value in contexts[0].items():
+        if variable.get(_UNSET) is not value:
+            variable.set(value)
+    value, error = ended[0]
+    if error is not None:
+        raise error
+    found: T = value
+    return found
 
 
 def _hub_here() -> Hub | None:

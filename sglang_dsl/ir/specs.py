@@ -26,6 +26,7 @@ DEFAULT_MAX_TOKENS = 256
 SHOWN_CHARACTERS = 80  # of a value, in a message
 PRIORITIES = (-(2**31), 2**31)
 MOST_TOKENS = 2**31 - 1  # a count of tokens above this is a mistake
+DEFAULT_MAX_DEPTH = 500
 DEFAULT_MAX_WHITESPACE = 8  # longest run of JSON whitespace outside strings (cases.md 49: chosen twice by others)
 
 
@@ -271,7 +272,8 @@ class RunOptions:
     `use(...)`, else the `SGLANG_DSL_BACKEND` environment variable, else `"local"`.
     models: further backends by alias, for `gen(model="judge")`.
     seed: None draws one and records it. namespace: cache isolation key of this user. deadline_s: seconds from start.
-    priority: higher first. token_budget: most tokens the run may generate in all.
+    priority: higher first. token_budget: most tokens the run may generate in all. max_depth: how deep programs, and the bodies
+    of `map`, may call each other: recursion without an end is an error there.
     """
 
     backend: str | Backend | None = None
@@ -281,6 +283,7 @@ class RunOptions:
     deadline_s: float | None = None
     priority: int = 0
     token_budget: int | None = None
+    max_depth: int = DEFAULT_MAX_DEPTH
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)
@@ -296,6 +299,7 @@ class RunOptions:
             raise SpecError(f"models={shown(self.models)} is not a mapping", hint='models={"judge": "local:smollm2"}')
         for alias in self.models:
             utf8_text("the name of a model", alias)
+        put("max_depth", whole("max_depth", self.max_depth, 1))
 
     def over(self, outer: RunOptions) -> RunOptions:
         """These options, with whatever was left at its default taken from `outer`; `models` are merged."""

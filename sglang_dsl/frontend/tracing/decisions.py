@@ -16,6 +16,20 @@ Group: TypeAlias = tuple[Json, ...] | None  # values with one answer; None: all 
 _OCCURRENCE = re.compile(r"#\d+")
 
 
+def _without_repeats(node_id: str) -> str:
+    """The id as it would be had no program of its scope called itself, directly or through others."""
+    *programs, label = node_id.split("/")
+    kept: list[str] = []
+    for program in programs:
+        if program in kept:
+            del kept[kept.index(program) + 1 :]
+        else:
+            kept.append(program)
+    if len(kept) < len(programs):
+        label = label.partition("[")[0]  # without the branches: each depth has its own
+    return "/".join([*kept, label])
+
+
 class Stop(BaseException):
     """Ends a run of the body at its Break. No `Exception`, so that the body's own handlers let it through."""
 
@@ -42,8 +56,14 @@ class Decision:
 
     @property
     def place(self) -> tuple[str, int, int, str]:
-        """The question without the round of a loop it was asked in."""
-        return (self.origin.file, self.origin.line, self.origin.column, _OCCURRENCE.sub("", self.on.node_id))
+        """The question without the round of a loop, or of a recursion, that it was asked in."""
+        asked = _without_repeats(_OCCURRENCE.sub("", self.on.node_id))
+        return (self.origin.file, self.origin.line, self.origin.column, asked)
+
+    @property
+    def recursive(self) -> bool:
+        """Whether it was asked in a program that runs inside itself."""
+        return _without_repeats(self.on.node_id) != self.on.node_id
 
     def instead(self, taken: int) -> Decision:
         """The same question with another answer."""

@@ -1,7 +1,8 @@
 """Which runs of a body are made, and the one list of items they become.
 
-All answers are followed while there are at most MAX_PATHS runs. Above that every answer to every question is followed
-once: the rest of that run takes the answers of the run it parted from, and rejoins it at their longest common end.
+All answers are followed while there are at most MAX_PATHS runs, and loops and recursions end within MAX_ROUNDS. Above that
+every answer to every question is followed once: the rest of that run takes the answers of the run it parted from, and
+rejoins it at their longest common end.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from .regions import merged
 from .walk import Walk
 
 MAX_PATHS = 256
+MAX_ROUNDS = 24  # of a loop or a recursion that goes on by what it asks: most have no end of their own
+ALTERNATING_ROUNDS = 8
+MAX_RECURSIVE_PATHS = 48  # where a program calls itself more than once, the paths double with each depth
 
 Walker: TypeAlias = Callable[[Sequence[Decision], Callable[[Decision], int], Sequence[Node]], Walk]
 
@@ -75,11 +79,20 @@ def _all_paths(walk: Walker, loosen: Loosen) -> _Tree | None:
             return None
         script, before = waiting.popleft()
         path = walk(script, _Alternating(), before)
+        if _goes_on(path.decisions, paths):
+            return None
         root = _grow(root, path, loosen)
         for index, decision in enumerate(path.decisions[len(script) :], len(script)):
             others = (n for n in range(len(decision.groups)) if n != decision.taken)
             waiting.extend(([*path.decisions[:index], decision.instead(n)], path.nodes) for n in others)
     return root
+
+
+def _goes_on(decisions: Sequence[Decision], paths: int) -> bool:
+    """Whether a loop or recursion asks the same question so often that following every answer leads nowhere."""
+    rounds = Counter(decision.place for decision in decisions)
+    recursive = paths > MAX_RECURSIVE_PATHS and any(decision.recursive for decision in decisions)
+    return recursive or max(rounds.values(), default=0) > MAX_ROUNDS
 
 
 def _grow(root: _Tree | None, path: Walk, loosen: Loosen) -> _Tree:
@@ -99,7 +112,7 @@ class _Alternating:
 
     def __call__(self, decision: Decision) -> int:
         self._asked[decision.place] += 1
-        return (self._asked[decision.place] - 1) % len(decision.groups)
+        return _answer(0, self._asked[decision.place], len(decision.groups))
 
 
 # --- every answer once ------------------------------------------------------------------------------------------------
@@ -174,6 +187,16 @@ class _Cover:
         return spine
 
 
+def _answer(first: int, asked: int, groups: int) -> int:
+    """Another answer in each round, so that loops end; later each for 4, 8, 16 ... rounds on end, so that a recursion does that
+    calls itself more than once.
+    """
+    if asked <= ALTERNATING_ROUNDS:
+        return (first + asked - 1) % groups
+    stretch = ((asked - ALTERNATING_ROUNDS - 1) // 4 + 1).bit_length()
+    return (first - stretch) % groups
+
+
 class _Preferring:
     """Answers as the runs before did, and in later rounds of a loop with the next answer."""
 
@@ -185,7 +208,7 @@ class _Preferring:
         known = self._preferred.get(decision.place)
         first = decision.groups.index(known) if known in decision.groups else 0
         self._asked[decision.place] += 1
-        return (first + self._asked[decision.place] - 1) % len(decision.groups)
+        return _answer(first, self._asked[decision.place], len(decision.groups))
 
 
 def _common_end(one: Sequence[Item], other: Sequence[Item]) -> int:

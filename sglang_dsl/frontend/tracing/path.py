@@ -31,6 +31,7 @@ from ..bindings import Bound
 from ..data import data_of_value
 from ..joined import Lazy
 from ..regions import Body, given, is_async, run_map
+from ..settings import settled
 from ..sites import Site, Sites
 from ..values import Unknown, exact, is_abstract
 from .control import follow_loop, follow_map, follow_switch
@@ -54,6 +55,7 @@ class Path:
     graph: Graph
     sites: Sites
     asynchronous: bool
+    max_depth: int
 
     def __init__(
         self, trace: Trace, script: Sequence[Decision], choose: Chooser, before: Sequence[Node], *, asynchronous: bool
@@ -61,6 +63,7 @@ class Path:
         self.trace = trace
         self.sites = trace.sites
         self.asynchronous = asynchronous
+        self.max_depth = settled(None).max_depth
         self.graph = Graph(name=trace.name)
         self.nodes: list[Node] = []
         self.decisions: list[Decision] = []
