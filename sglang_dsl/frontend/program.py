@@ -136,6 +136,10 @@ class Program(Generic[P, R]):
             raise result.error
         return result
 
+    def attempt(self, *args: Any, **kwargs: Any) -> Result[R]:
+        """Like `run`, but a run that fails, or that Ctrl-C ends, gives its Result: `error` says why."""
+        return self._execute(*self._split(args, kwargs))
+
     @overload
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Running[R]: ...
     @overload
