@@ -55,7 +55,8 @@ class Meta:
     seed: int | None = None
     model: str = ""
     weight_version: str = ""
-    started_s: float = 0.0  # on the run's clock
+    asked_s: float | None = None  # on the run's clock, as all of these: when the call could have begun
+    started_s: float = 0.0
     first_token_s: float = 0.0
     finished_s: float = 0.0
 

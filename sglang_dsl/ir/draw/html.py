@@ -22,7 +22,7 @@ from ..nodes import Gen, Join, ModelCall, Node, Plain, Raw, Reference, Select, T
 from ..rendering import rendered
 from .folding import folded_forks
 from .labels import Names, names_of, notes, show, show_reference, title
-from .status import PLANNED, Account
+from .status import PLANNED, Account, unjoined
 from .timeline import Call, calls_of_run
 from .ways import ways, ways_taken
 
@@ -92,7 +92,7 @@ def _page_data(account: Account, meter: Meter | None, calls: Sequence[Call]) -> 
 def _call_entry(call: Call, index: Mapping[str, int]) -> list[Any]:
     """[node, name, asked, admitted, first token, end], in seconds of the run."""
     meta = call.meta
-    asked = max(meta.started_s - meta.queue_s, 0) if hasattr(meta, "queue_s") else meta.started_s
+    asked = meta.started_s if meta.asked_s is None else min(meta.asked_s, meta.started_s)
     times = (asked, meta.started_s, meta.first_token_s, meta.finished_s)
     return [index.get(call.node, -1), call.name, *(round(time, 6) for time in times)]
 
@@ -112,10 +112,13 @@ class _PageData:
     def add(self, graph: Graph, sub: int) -> None:
         """Add the nodes of a graph, which is sub-graph number `sub` (-1: the program itself)."""
         folded = folded_forks(graph, FOLD_FROM, self.account.status)
+        aside = unjoined(graph)
         for node in graph:
             index = len(self.nodes)
             self.index[node.id] = index
             self.nodes.append(self._entry(node, sub))
+            if node.context is not None and node.branch is not None and (node.context, node.branch) in aside:
+                self.nodes[-1]["aside"] = True
             if (fork := folded.get(node.id)) is not None:
                 groups = zip(fork.hidden, fork.like, strict=True)
                 self.nodes[-1]["fold"] = {"shown": fork.shown, "more": [[len(group), like] for group, like in groups]}

@@ -91,6 +91,7 @@ class _Call:
         self.prompt: Prompt = self.model.seam_after(entry.context.anchor if entry.context else None)
         self.prompt_ids = self.model.prompter.call_ids(self.prompt)
         self.admitted = False
+        self.asked_s = machine.now()
 
     def label(self, *, sample: int = 0, attempt: int = 0) -> Label:
         """Who asks."""
@@ -140,6 +141,7 @@ class GenCall(_Call):
 
     def begin(self) -> None:
         """Send the first request of an attempt."""
+        self.asked_s = self.machine.now()
         self.lead, self.reasoning, self.reasoning_tokens = (), "", 0
         self.seed = self._derived_seed()
         if self.gen.reasoning is None:
@@ -274,6 +276,7 @@ class GenCall(_Call):
             seed=self.seed,
             model=self.target.info.model,
             weight_version=result.weight_version,
+            asked_s=self.asked_s,
             started_s=result.started_s - shift,
             first_token_s=result.first_token_s - shift,
             finished_s=result.finished_s - shift,
@@ -327,6 +330,7 @@ class SelectCall(_Call):
             choices=scores,
             model=self.target.info.model,
             weight_version=result.weight_version,
+            asked_s=self.asked_s,
             started_s=result.started_s - shift,
             finished_s=result.finished_s - shift,
         )

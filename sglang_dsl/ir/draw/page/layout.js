@@ -10,6 +10,7 @@ const FAN_GAP = 44; // between a fork and its branches
 const PILL_H = 32;
 const GRID_FROM = 13; // so many unfolded branches stand in rows, not in one line
 const FRAME = 14;
+const ASIDE = 34; // between the line and the branches beside it
 
 const pen = document.createElement("canvas").getContext("2d");
 const FONT = '13px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif';
@@ -64,20 +65,32 @@ function linesOf(node, limit) {
 
 function rowHeight(node) {
   if (node.kind === "text") return linesOf(node, 3).length * 17 + 4;
-  return ROW_H + 6 + (node.outcome && isCall(node) ? 19 : 0);
+  return ROW_H + 6 + (node.outcome && isCall(node) ? 19 : 0) + 17 * underlines(node).length;
+}
+
+// What stands below a call, tool or join in small type: its error, or that it was cancelled or lost; scores, votes, attempts.
+function underlines(node) {
+  node.below ??= [
+    ...(node.facts || []).map((text) => [text, "soft"]),
+    ...(Words[node.state] ? [[Words[node.state] + (node.error ? `: ${node.error}` : ""), node.state === "failed" ? "break" : "soft"]] : []),
+  ];
+  return node.below;
 }
 
 function measure(block) {
   if (block.type === "card") measureCard(block);
   else if (block.type === "fan") measureFan(block);
   else {
-    block.w = 0;
     block.h = 0;
+    block.axis = 0;
+    let right = 0;
     block.items.forEach((item, number) => {
       measure(item);
-      block.w = Math.max(block.w, item.w);
+      block.axis = Math.max(block.axis, item.axis);
+      right = Math.max(right, item.w - item.axis);
       block.h += item.h + (number ? gapAfter(block.items[number - 1]) : 0);
     });
+    block.w = block.axis + right;
   }
 }
 
@@ -85,17 +98,21 @@ const gapAfter = (item) => (item.type === "fan" ? FAN_GAP : GAP);
 
 function measureCard(card) {
   if (card.pill) {
-    card.w = Math.min(CARD_W, Math.max(96, textWidth(nodes[card.rows[0]].title, BOLD) + 44));
-    card.h = PILL_H;
+    const node = nodes[card.rows[0]];
+    const widest = Math.max(textWidth(node.title, BOLD), ...underlines(node).map(([text]) => textWidth(text, SMALL)));
+    card.w = Math.min(CARD_W, Math.max(96, widest + 44));
+    card.h = PILL_H + 15 * underlines(node).length;
+    card.axis = card.w / 2;
     return;
   }
   card.w = CARD_W;
+  card.axis = card.w / 2;
   card.h = (card.role ? HEAD_H : 7) + card.rows.reduce((sum, index) => sum + rowHeight(nodes[index]), 0) + 6;
 }
 
 function measureFan(fan) {
   fan.head = { w: Math.max(104, textWidth(nodes[fan.node].title, BOLD) + 46), h: PILL_H };
-  fan.shown = fan.folded ? fan.columns.slice(0, fan.columns.length > FOLD_SHOWN ? FOLD_SHOWN : 1) : fan.columns;
+  fan.shown = fan.folded ? shownOf(fan) : fan.columns;
   fan.more = fan.columns.length - fan.shown.length;
   for (const column of fan.shown) {
     measure(column.body);
@@ -113,8 +130,21 @@ function measureFan(fan) {
     h: sizes.reduce((sum, s) => sum + s[1], 0) + (sizes.length - 1) * COLUMN_GAP + (fan.framed ? 2 * FRAME : 0),
   };
   fan.rowHeights = sizes.map((s) => s[1]);
-  fan.w = Math.max(fan.head.w, fan.inner.w);
+  if (fan.aside) { // the line runs on past the branches, which stand to its right
+    fan.axis = fan.head.w / 2;
+    fan.w = Math.max(fan.head.w + 30, fan.axis + ASIDE + fan.inner.w);
+  } else {
+    fan.w = Math.max(fan.head.w, fan.inner.w);
+    fan.axis = fan.w / 2;
+  }
   fan.h = fan.head.h + FAN_GAP + fan.inner.h;
+}
+
+// The columns of a folded fan: those that the page was told to show, because they stand for the others or differ from them.
+function shownOf(fan) {
+  const told = nodes[fan.node].fold;
+  if (told && !fan.ways) return fan.columns.filter((c) => c.main || told.shown.includes(Number(c.label)));
+  return fan.columns.length > FOLD_SHOWN ? fan.columns.slice(0, FOLD_SHOWN) : fan.columns.slice(0, 1);
 }
 
 // Branches in one line, or in a grid about as wide as it is high.
@@ -140,7 +170,7 @@ function place(block, x, y) {
   block.y = y;
   if (block.type === "sequence") {
     for (const item of block.items) {
-      place(item, x + (block.w - item.w) / 2, y);
+      place(item, x + block.axis - item.axis, y);
       y += item.h + gapAfter(item);
     }
   } else if (block.type === "fan") {
@@ -149,9 +179,9 @@ function place(block, x, y) {
 }
 
 function placeFan(fan, x, y) {
-  fan.head.x = x + (fan.w - fan.head.w) / 2;
+  fan.head.x = x + fan.axis - fan.head.w / 2;
   fan.head.y = y;
-  fan.inner.x = x + (fan.w - fan.inner.w) / 2;
+  fan.inner.x = fan.aside ? x + fan.axis + ASIDE : x + (fan.w - fan.inner.w) / 2;
   fan.inner.y = y + fan.head.h + FAN_GAP;
   let top = fan.inner.y + (fan.framed ? FRAME : 0);
   fan.rows.forEach((row, number) => {

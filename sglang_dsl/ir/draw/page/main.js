@@ -30,10 +30,14 @@ function foldAll() {
 // The free part of the window: beside the panel, below the header.
 function stage() {
   const side = panel.hidden || innerWidth <= 700 ? 0 : panel.offsetWidth + 12;
-  return { x: 24, y: 66, w: innerWidth - side - 48, h: innerHeight - 66 - 56 };
+  const low = byElement("timeline").hidden ? 56 : byElement("timeline").offsetHeight + 24;
+  return { x: 24, y: 66, w: Math.max(innerWidth - side - 48, 60), h: Math.max(innerHeight - 66 - low, 60) };
 }
 
+let fitted = false; // a page in a frame that is not shown yet has no size to fit into
 function fit() {
+  fitted = innerWidth > 1 && innerHeight > 1;
+  if (!fitted) return;
   const area = stage();
   view.scale = Math.min(1.15, area.w / root.w, area.h / root.h);
   if (view.scale < 0.3 && root.h > root.w) view.scale = Math.min(0.75, area.w / root.w); // long: show its beginning
@@ -73,7 +77,8 @@ function goTo(index) {
 }
 
 function searchable(node) {
-  node.words ??= [node.id, node.title, node.kind, node.role || "", ...node.segments.map((s) => s[1]), node.outcome ? node.outcome.text : ""]
+  node.words ??= [node.id, node.title, node.kind, node.role || "", ...node.segments.map((s) => s[1]), node.outcome ? node.outcome.text : "",
+    Words[node.state] || "", node.error || "", ...(node.facts || [])]
     .join("\n").toLowerCase();
   return node.words;
 }
@@ -148,7 +153,9 @@ addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const act = {
     "/": () => byElement("query").focus(), f: fit, "+": () => zoom(1.2), "=": () => zoom(1.2), "-": () => zoom(1 / 1.2),
-    Escape: () => choose(-1),
+    Escape: () => (byElement("help").hidden ? choose(-1) : showHelp(false)),
+    "?": () => showHelp(byElement("help").hidden), t: toggleTimeline,
+    n: () => step(1), p: () => step(-1), j: () => step(1), k: () => step(-1), u: goUp, d: goDown, e: () => stepFailed(),
     ArrowLeft: () => pan(80, 0), ArrowRight: () => pan(-80, 0), ArrowUp: () => pan(0, 80), ArrowDown: () => pan(0, -80),
   }[event.key];
   if (act) {
@@ -156,6 +163,48 @@ addEventListener("keydown", (event) => {
     act();
   }
 });
+
+const Keys = [
+  ["n  or  j", "next node"], ["p  or  k", "node before"], ["u", "up: what stands before it in its prompt"], ["d", "down: what follows it"],
+  ["e", "next failure"], ["/", "search; Enter for the next hit"], ["t", "timeline"], ["f", "show everything"],
+  ["+  −", "zoom"], ["arrows", "move"], ["Esc", "close"], ["?", "these keys"],
+];
+
+function showHelp(shown) {
+  byElement("help").hidden = !shown;
+}
+
+function fillHelp() {
+  const list = element("dl");
+  for (const [key, what] of Keys) list.append(element("dt", "", key), element("dd", "", what));
+  byElement("help").append(element("h2", "", "Keys"), list);
+  byElement("help").addEventListener("click", () => showHelp(false));
+}
+
+// From node to node in reading order; what closes a turn is no place to stop at.
+function step(by) {
+  let index = selected < 0 ? (by > 0 ? -1 : nodes.length) : selected;
+  do index += by; while (index >= 0 && index < nodes.length && nodes[index].kind === "role_end");
+  if (index >= 0 && index < nodes.length) goTo(index);
+}
+
+function goUp() {
+  if (selected < 0) return;
+  const node = nodes[selected];
+  const above = node.context >= 0 ? node.context : node.sub >= 0 ? program.subs[node.sub].holder : -1;
+  if (above >= 0) goTo(above);
+}
+
+function goDown() {
+  if (selected < 0) return step(1);
+  const below = branches[selected][0] ?? followers[selected][0] ?? (subsOf.get(selected) || []).flatMap((sub) => starts.get(sub) || [])[0];
+  if (below !== undefined) goTo(below);
+}
+
+function stepFailed() {
+  const failed = nodes.filter((node) => node.state === "failed").map((node) => node.index);
+  if (failed.length) goTo(failed.find((index) => index > selected) ?? failed[0]);
+}
 
 function pan(dx, dy) {
   view.x += dx;
@@ -167,6 +216,7 @@ function setTheme(theme) {
   document.documentElement.dataset.theme = theme;
   readColors();
   repaint();
+  paintTimeline();
 }
 
 function describeProgram() {
@@ -178,11 +228,17 @@ function describeProgram() {
   const sum = (place) => ran.reduce((total, node) => total + node.outcome.tokens[place], 0);
   const shown = [[calls.length, "model calls"]];
   if (ran.length) shown.push([sum(0), "prompt tokens asked"], [sum(2), "computed"], [sum(3), "generated"]);
+  const failed = nodes.filter((node) => node.state === "failed");
+  if (failed.length) shown.push([failed.length, "failed"]);
   if (widest) shown.push([widest, "branches at most"]);
   shown.push([nodes.length, "nodes"]);
   for (const [count, word] of shown) {
     const fact = element("span");
     fact.append(element("b", "", count.toLocaleString("en")), " " + word);
+    if (word === "failed") {
+      fact.className = "failed";
+      fact.addEventListener("click", stepFailed);
+    }
     byElement("facts").append(fact);
   }
 }
@@ -210,13 +266,27 @@ byElement("scale").addEventListener("click", () => zoom(1 / view.scale));
 byElement("fit").addEventListener("click", fit);
 byElement("fold").addEventListener("click", foldAll);
 byElement("theme").addEventListener("click", () => setTheme(colors.dark ? "light" : "dark"));
-addEventListener("resize", repaint);
+byElement("clock").addEventListener("click", toggleTimeline);
+byElement("keys").addEventListener("click", () => showHelp(byElement("help").hidden));
+new ResizeObserver(() => {
+  if (fitted) repaint();
+  else open();
+  paintTimeline();
+}).observe(canvas);
+
+// The first look, as soon as there is a size: everything, or the node that page.html#<node id> names.
+function open() {
+  fit();
+  if (!fitted) return;
+  const linked = byId.get(decodeURIComponent(location.hash.slice(1)));
+  if (linked !== undefined) goTo(linked);
+}
 
 describeProgram();
 describeColors();
+fillHelp();
+prepareTimeline();
 layOut();
 labelFoldButton();
 setTheme(matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-fit();
-const linked = byId.get(decodeURIComponent(location.hash.slice(1))); // page.html#<node id> opens at that node
-if (linked !== undefined) goTo(linked);
+open();

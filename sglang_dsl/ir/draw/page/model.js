@@ -5,7 +5,9 @@
 //   Card       { type: "card", role, rows }                a stretch of one turn; each row is a node
 //   Fan        { type: "fan", node, columns, folded }      a fork and its branches, or a node and its sub-graphs
 //
-// A fan's column is { label, body: Sequence, sub }.
+// A fan's column is { label, body: Sequence, sub, aside, main }. aside: no join gathers the branch, so nothing flows from it into
+// what follows; main: no branch, but what the state that forked said before its join. Each block has an axis: where, from its
+// left edge, the line of the program runs through it.
 
 const program = JSON.parse(document.getElementById("graph").textContent);
 const nodes = program.nodes;
@@ -26,6 +28,7 @@ const Kind = {
   input: { color: "value", word: "input or value" },
   return: { color: "value" },
 };
+const Words = { failed: "failed", cancelled: "cancelled", lost: "not taken by the join", unreached: "not run" };
 const colorOf = (node) => (Kind[node.kind] || { color: "soft" }).color;
 const isCall = (node) => node.kind === "gen" || node.kind === "select";
 
@@ -101,7 +104,25 @@ function sequence(first, role) {
     if (level.length > 1) card = null;
     level = next;
   }
-  return { type: "sequence", items };
+  return { type: "sequence", items: withMainColumns(items) };
+}
+
+const joinOf = (item, fork) => item.type === "card" && item.pill && nodes[item.rows[0]].kind === "join" && nodes[item.rows[0]].fork === fork;
+
+// What stands between a fork and its join runs beside the branches: it becomes a column of the fan.
+function withMainColumns(items) {
+  const kept = [];
+  for (let at = 0; at < items.length; at++) {
+    const item = items[at];
+    kept.push(item);
+    if (item.type !== "fan" || item.ways) continue;
+    const join = items.findIndex((other, place) => place > at && joinOf(other, item.node));
+    if (join <= at + 1) continue;
+    const body = { type: "sequence", items: withMainColumns(items.slice(at + 1, join)) };
+    item.columns.push({ label: "", start: [], sub: -1, body, taken: true, aside: false, main: true });
+    at = join - 1;
+  }
+  return kept;
 }
 
 function fanOrPill(node, role) {
@@ -119,8 +140,9 @@ function fanOrPill(node, role) {
   for (const column of all) {
     column.body = sequence(column.start, role);
     column.taken = column.sub < 0 || program.subs[column.sub].taken;
+    column.aside = column.sub < 0 && column.start.some((start) => nodes[start].aside);
   }
-  return { type: "fan", node: node.index, columns: all, folded: all.length >= FOLD_FROM, ways: ways.length > 0 };
+  return { type: "fan", node: node.index, columns: all, folded: all.length >= FOLD_FROM, ways: ways.length > 0, aside: all.every((c) => c.aside) };
 }
 
 const root = sequence(starts.get(-1) || [], null);

@@ -7,6 +7,7 @@ const TEXT_FROM = 0.42; // scale from which text is drawn
 let colors = {};
 let selected = -1;
 let found = new Set();
+let flows = []; // what the lines of the picture say: [from node, to node], for tests
 let targets = []; // what can be clicked: { x, y, w, h, node } or { ..., act }
 
 function readColors() {
@@ -44,6 +45,7 @@ function paint() {
   brush.setTransform(ratio * view.scale, 0, 0, ratio * view.scale, ratio * view.x, ratio * view.y);
   const seen = { x: -view.x / view.scale, y: -view.y / view.scale, w: clientWidth / view.scale, h: clientHeight / view.scale };
   targets = [];
+  flows = [];
   paintBlock(root, seen, 1);
   if (selected >= 0) paintRelations(seen);
   document.getElementById("scale").textContent = Math.round(view.scale * 100) + "%";
@@ -73,28 +75,50 @@ function paintBlock(block, seen, alpha) {
   }
 }
 
-// The way from one thing of a sequence to the next. After a fan it comes from the end of each branch.
-function paintStep(item, next, alpha) {
-  const end = { x: next.x + next.w / 2, y: next.y };
-  if (next.type === "fan") end.x = next.head.x + next.head.w / 2;
-  if (item.type !== "fan") {
-    curve(item.x + item.w / 2, item.y + item.h, end.x, end.y, colors.edge, alpha);
-  } else if (item.framed) {
-    curve(item.inner.x + item.inner.w / 2, item.inner.y + item.inner.h, end.x, end.y, colors.edge, alpha);
-  } else {
-    const low = item.inner.y + item.inner.h; // first straight down past the longest branch, then across
-    for (const column of item.shown) {
-      const dim = program.ran && item.ways && !column.taken ? alpha * 0.3 : alpha;
-      const x = column.x + column.w / 2;
-      curve(x, column.y + (item.ways ? column.h : column.body.h), x, low, colors.edge, dim);
-      curve(x, low, end.x, end.y, colors.edge, dim);
-    }
-    if (item.more) {
-      const x = item.stack.x + 70;
-      curve(x, item.stack.y + item.stack.h, x, low, colors.edge, alpha, [4, 4]);
-      curve(x, low, end.x, end.y, colors.edge, alpha, [4, 4]);
-    }
+// Where the line of the program leaves a block: below a card, from the end of each branch, past branches that stand aside.
+function endsOf(block) {
+  if (block.type === "sequence") {
+    const last = block.items[block.items.length - 1];
+    return last ? endsOf(last) : [{ x: block.x + block.axis, y: block.y, node: -1 }];
   }
+  if (block.type === "card") return [{ x: block.x + block.axis, y: block.y + block.h, node: block.marks[1] ?? block.rows[block.rows.length - 1] ?? block.marks[0] }];
+  if (block.aside) return [{ x: block.head.x + block.head.w / 2, y: block.head.y + block.head.h, node: block.node }];
+  if (block.framed) return [{ x: block.inner.x + block.inner.w / 2, y: block.inner.y + block.inner.h, node: block.node }];
+  const ends = block.shown.flatMap((column) => {
+    const weak = program.ran && block.ways && !column.taken;
+    if (block.ways) return [{ x: axisOf(column), y: column.y + column.h, node: block.node, weak }];
+    return endsOf(column.body).map((end) => (end.node < 0 ? { ...end, node: block.node } : end));
+  });
+  if (block.more) ends.push({ x: block.stack.x + 70, y: block.stack.y + block.stack.h, node: -1, dash: [4, 4] });
+  return ends;
+}
+
+const axisOf = (column) => (column.body.items.length ? column.body.x + column.body.axis : column.x + column.w / 2);
+
+// The way from one thing of a sequence to the next: first straight down past what is longest, then across.
+function paintStep(item, next, alpha) {
+  const target = next.type === "fan" ? next.node : next.rows[0] ?? next.marks[0];
+  const to = { x: next.x + next.axis, y: next.y };
+  const low = item.y + item.h;
+  for (const end of endsOf(item)) {
+    const dim = end.weak ? alpha * 0.3 : alpha;
+    if (end.node >= 0) flows.push([end.node, target]);
+    if (low - end.y > 1) line(end.x, end.y, end.x, low, dim, end.dash);
+    curve(end.x, low, to.x, to.y, colors.edge, dim, end.dash);
+  }
+}
+
+function line(x1, y1, x2, y2, alpha, dash = []) {
+  brush.globalAlpha = alpha;
+  brush.strokeStyle = colors.edge;
+  brush.lineWidth = Math.max(1.5, 0.9 / view.scale);
+  brush.setLineDash(dash);
+  brush.beginPath();
+  brush.moveTo(x1, y1);
+  brush.lineTo(x2, y2);
+  brush.stroke();
+  brush.setLineDash([]);
+  brush.globalAlpha = 1;
 }
 
 function curve(x1, y1, x2, y2, color, alpha, dash = [], width = 1.5) {
@@ -134,6 +158,26 @@ function write(text, x, y, font, color, align = "left") {
   brush.fillText(text, x, y);
 }
 
+// Where cards are too small for their text, one line of each stays readable: drawn at the size of the screen.
+function writeSmall(text, x, y, w, color) {
+  const room = w * view.scale - 6;
+  if (view.scale >= TEXT_FROM || room < 34) return;
+  const size = 11 / view.scale;
+  brush.font = `600 ${size}px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif`;
+  brush.fillStyle = color;
+  brush.textAlign = "center";
+  brush.textBaseline = "middle";
+  brush.fillText(fitText(text, room, SMALL), x + w / 2, y);
+}
+
+function strike(x, y, width) {
+  if (view.scale < TEXT_FROM) return;
+  brush.fillStyle = colors.soft;
+  brush.fillRect(x, y, width, 1.4);
+}
+
+const isStruck = (node) => node.state === "cancelled" || node.state === "lost";
+
 function mark(index, x, y, w, h, radius) {
   if (found.has(index)) box(x - 2, y - 2, w + 4, h + 4, radius + 2, null, colors.mark, 3);
   if (index === selected) box(x - 2, y - 2, w + 4, h + 4, radius + 2, null, colors.fork, 2.5);
@@ -160,9 +204,14 @@ function paintCard(card, alpha) {
   }
   for (const index of card.rows) {
     const h = rowHeight(nodes[index]);
+    brush.globalAlpha = nodes[index].state === "unreached" ? alpha * 0.45 : alpha;
     paintRow(nodes[index], card.x + 6, y, card.w - 12, h);
     y += h;
   }
+  brush.globalAlpha = alpha;
+  const named = nodes[card.rows.find((index) => nodes[index].state === "failed") ?? card.rows.find((index) => isCall(nodes[index])) ?? card.rows[0] ?? -1];
+  const words = named ? (isCall(named) ? named.title : linesOf(named, 3)[0]) : card.role || "";
+  writeSmall(words, card.x, card.y + card.h / 2, card.w, named ? colors[named.state === "failed" ? "break" : isCall(named) ? colorOf(named) : "ink"] : colors.soft);
   brush.globalAlpha = 1;
 }
 
@@ -187,10 +236,7 @@ function paintPrefix(card, lead) {
 function paintRow(node, x, y, w, h) {
   targets.push({ x, y, w, h, node: node.index });
   if (node.kind === "text") {
-    if (view.scale < TEXT_FROM) {
-      brush.fillStyle = colors.line;
-      linesOf(node, 3).forEach((_, n) => brush.fillRect(x + 8, y + 8 + n * 17, n ? w * 0.62 : w * 0.84, 5));
-    } else {
+    if (view.scale >= TEXT_FROM) {
       linesOf(node, 3).forEach((line, n) => write(line, x + 8, y + 11 + n * 17, FONT, colors.ink));
     }
   } else {
@@ -200,14 +246,30 @@ function paintRow(node, x, y, w, h) {
 }
 
 function paintCall(node, x, y, w, h) {
-  const color = colors[colorOf(node)];
-  box(x, y, w, h, 6, colors[colorOf(node) + "-wash"], null);
+  const shade = shadeOf(node);
+  const color = colors[shade];
+  box(x, y, w, h, 6, colors[shade + "-wash"] || colors.paper, node.state === "failed" ? color : null, 1.4);
   const badge = badgeOf(node);
   const room = w - 24 - textWidth(badge, SMALL);
-  write(fitText(node.title, Math.max(room, 60), BOLD), x + 8, y + 12, BOLD, color);
+  const name = fitText(node.title, Math.max(room, 60), BOLD);
+  write(name, x + 8, y + 12, BOLD, color);
+  if (isStruck(node)) strike(x + 8, y + 12, textWidth(name, BOLD));
   write(badge, x + w - 8, y + 12, SMALL, color, "right");
-  if (node.outcome) write(fitText(node.outcome.text.slice(0, 200).replace(/\s*\n\s*/g, " ⏎ "), w - 18, FONT), x + 8, y + 31, FONT, colors.ink);
+  let below = y + 31;
+  if (node.outcome) {
+    const text = fitText(node.outcome.text.slice(0, 200).replace(/\s*\n\s*/g, " ⏎ "), w - 18, FONT);
+    write(text, x + 8, below, FONT, isStruck(node) ? colors.soft : colors.ink);
+    if (isStruck(node)) strike(x + 8, below, textWidth(text, FONT));
+    below += 19;
+  }
+  for (const [text, tint] of underlines(node)) {
+    write(fitText(text, w - 18, SMALL), x + 8, below - 2, SMALL, colors[tint]);
+    below += 17;
+  }
 }
+
+// The colour of a node: red where it failed, grey where it was cancelled or lost, else that of its kind.
+const shadeOf = (node) => (node.state === "failed" ? "break" : isStruck(node) ? "soft" : colorOf(node));
 
 // Prompt and generated tokens after a run; before it the prompt's, where a model counted it, and what was asked for.
 function badgeOf(node) {
@@ -220,10 +282,15 @@ function badgeOf(node) {
 }
 
 function paintPill(node, x, y, w, h) {
-  const color = colors[colorOf(node)];
-  box(x, y, w, h, h / 2, colors[colorOf(node) + "-wash"], color, 1.2);
-  write(fitText(node.title, w - 28, BOLD), x + w / 2, y + h / 2 + 0.5, BOLD, color, "center");
-  mark(node.index, x, y, w, h, h / 2);
+  const shade = shadeOf(node);
+  const color = colors[shade];
+  box(x, y, w, h, PILL_H / 2, colors[shade + "-wash"] || colors.card, color, node.state === "failed" ? 2 : 1.2);
+  const name = fitText(node.title, w - 28, BOLD);
+  write(name, x + w / 2, y + PILL_H / 2 + 0.5, BOLD, color, "center");
+  if (isStruck(node)) strike(x + (w - textWidth(name, BOLD)) / 2, y + PILL_H / 2, textWidth(name, BOLD));
+  if (h > PILL_H) underlines(node).forEach(([text, tint], n) => write(fitText(text, w - 28, SMALL), x + w / 2, y + PILL_H + 3 + 15 * n, SMALL, colors[tint], "center"));
+  writeSmall(node.title, x, y + h / 2, w, color);
+  mark(node.index, x, y, w, h, PILL_H / 2);
   targets.push({ x, y, w, h, node: node.index });
 }
 
@@ -238,6 +305,7 @@ function paintFan(fan, seen, alpha) {
   for (const column of fan.shown) {
     const dim = program.ran && fan.ways && !column.taken ? alpha * 0.35 : alpha;
     if (!fan.framed) paintWay(fan, column, middle, dim);
+    if (column.aside && !fan.framed) write("not joined", axisOf(column) + 8, column.y - 9, SMALL, colors.soft);
     if (fan.ways) paintArm(column, dim);
     paintBlock(column.body, seen, dim);
   }
@@ -253,7 +321,11 @@ function paintWay(fan, column, x, alpha) {
   const top = fan.head.y + fan.head.h;
   const taken = fan.ways && program.ran && column.taken;
   const dash = fan.ways && !program.ran ? [6, 5] : [];
-  curve(x, top, column.x + column.w / 2, column.y, taken ? colors.way : colors.edge, alpha, dash, taken ? 2.6 : 1.5);
+  if (column.body.items.length) {
+    const first = column.body.items[0];
+    flows.push([fan.node, first.type === "fan" ? first.node : first.rows[0] ?? first.marks[0]]);
+  }
+  curve(x, top, axisOf(column), column.y, taken ? colors.way : colors.edge, alpha, dash, taken ? 2.6 : 1.5);
 }
 
 function paintArm(column, alpha) {
@@ -270,7 +342,7 @@ function paintStack(fan, middle, alpha) {
   curve(middle, fan.head.y + fan.head.h, x + 70, y, colors.edge, alpha, [4, 4]);
   brush.globalAlpha = alpha;
   for (const shift of [10, 5, 0]) box(x + shift, y + shift, w - 10, h - 10, 10, colors.card, colors.line);
-  write(`+ ${fan.more} more`, x + (w - 10) / 2, y + 20, BOLD, colors.fork, "center");
+  write(`+ ${fan.more} more${nodes[fan.node].fold ? " alike" : ""}`, x + (w - 10) / 2, y + 20, BOLD, colors.fork, "center");
   write("click to unfold", x + (w - 10) / 2, y + 39, SMALL, colors.soft, "center");
   brush.globalAlpha = 1;
   targets.push({ x, y, w, h, act: () => toggle(fan) });

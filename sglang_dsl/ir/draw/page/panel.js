@@ -14,10 +14,13 @@ function choose(index) {
   panel.hidden = index < 0;
   if (index >= 0) fillPanel(nodes[index]);
   repaint();
+  paintTimeline();
 }
 
 function fillPanel(node) {
   const body = element("div", "body");
+  if (node.state && node.state !== "done") addState(body, node);
+  if (node.facts) body.append(section("Came out"), facts(node.facts.map((fact) => ["", fact])));
   if (node.options) body.append(section("Asked for"), facts(node.options));
   if (node.outcome) addOutcome(body, node.outcome);
   addRelated(body, node);
@@ -54,10 +57,16 @@ function facts(pairs) {
   return list;
 }
 
+function addState(body, node) {
+  body.append(section("State"));
+  body.append(element("pre", node.state === "failed" ? "box failed" : "box", [Words[node.state] || node.state, node.error].filter(Boolean).join(": ")));
+}
+
 function addOutcome(body, outcome) {
   body.append(section("Result", outcome.finish ? `ended by ${outcome.finish}` : ""));
   body.append(element("pre", "box", outcome.value === undefined ? outcome.text : outcome.value));
   if (outcome.choices && outcome.choices.length) body.append(section("Scores"), scores(outcome.choices));
+  if (outcome.chances) body.append(section("Token probabilities", "darker: less probable"), chances(outcome.chances));
   if (!outcome.tokens) return;
   const [prompt, cached, computed, generated] = outcome.tokens.map((n) => n.toLocaleString("en"));
   body.append(section("Tokens"));
@@ -73,6 +82,18 @@ function scores(choices) {
     made.append(element("span", "", text), bar, element("span", "", score.toFixed(3)));
   }
   return made;
+}
+
+// The generated tokens, each shaded by how improbable it was.
+function chances(tokens) {
+  const box = element("pre", "box chances");
+  for (const [text, chance] of tokens) {
+    const token = element("span", "", text);
+    token.title = `${(100 * chance).toFixed(1)} %`;
+    token.style.background = `color-mix(in srgb, var(--break) ${Math.round(60 * (1 - chance))}%, transparent)`;
+    box.append(token);
+  }
+  return box;
 }
 
 function addRelated(body, node) {
