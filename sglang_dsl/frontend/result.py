@@ -12,7 +12,7 @@ from ..ir.execution import Meter, Outcome, Run, RunSpec, RunSummary, Usage
 from ..ir.graph import Graph
 
 if TYPE_CHECKING:
-    from ..ir.draw import Format
+    from ..ir.draw import Drawing, Format
     from ..ir.record import RunRecord
     from .state import State
 
@@ -98,7 +98,7 @@ class Result(Generic[R]):
         """What each finished node resolved to, by node id."""
         return self.state._outcomes()
 
-    def draw(self, format: Format = "html") -> str:  # noqa: A002  the word that `ir.draw.draw` uses
+    def draw(self, format: Format = "html") -> Drawing:  # noqa: A002  the word that `ir.draw.draw` uses
         """A picture of the graph, with what the run gave and what went wrong in it; the HTML page has the prompts as the
         model got them.
         """
@@ -107,6 +107,10 @@ class Result(Generic[R]):
         record = self.record
         meter = self._meter() if format == "html" else None
         return draw(self.graph, format, outcomes=record.outcomes, errors=record.errors, meter=meter)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """What a notebook shows: the page of the run."""
+        return {**self.draw("html")._repr_mimebundle_(), "text/plain": repr(self)}
 
     def __copy__(self) -> Result[R]:
         return self

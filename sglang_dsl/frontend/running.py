@@ -57,6 +57,12 @@ class Running(Generic[R]):
         """
         return Following(self._session, when_done=self._when_done, check=self.result, of=name)
 
+    def _ipython_display_(self) -> None:
+        """In a notebook: the text while it is written; the cell does not wait."""
+        from .notebook import show_live
+
+        show_live(self.stream(), lambda: self.result(raising=False), self._session.name, wait=False)
+
     def cancel(self, reason: str = "cancelled by the caller") -> None:
         """Stop what has not finished; finished values stay."""
         self._session.cancel(reason)

@@ -47,6 +47,11 @@ class Session(Generic[R]):
         )
         self.state = State(Cursor(self.recorder, Line(), Bindings(), ""))
 
+    @property
+    def name(self) -> str:
+        """The program's."""
+        return self._spec.program
+
     def execute(self) -> Result[R]:
         """Run the body on this thread. Raises nothing: what ended the run, also a KeyboardInterrupt, is in `Result.error`."""
         try:

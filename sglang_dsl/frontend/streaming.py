@@ -62,6 +62,13 @@ class Stream(Generic[R]):
                 self._running = Running.begin(self._opened(), asynchronous=self._asynchronous, name=self._name)
             return self._running
 
+    def _ipython_display_(self) -> None:
+        """In a notebook: begins the run and shows its text while it is written; the cell waits for the end."""
+        from .notebook import show_live
+
+        running = self.begin()
+        show_live(self, lambda: running.result(raising=False), self._name, wait=True)
+
     def __iter__(self) -> Iterator[Chunk]:
         following = self._follow()
         try:

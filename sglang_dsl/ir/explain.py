@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING
 
 from .analysis import sibling_groups
@@ -52,6 +53,11 @@ class Explanation:
     def shared_tokens(self) -> int:
         """Prompt tokens that are asked for and need not be computed."""
         return self.cost.asked_tokens - self.cost.computed_tokens
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """What a notebook shows."""
+        text = str(self)
+        return {"text/html": f"<pre>{escape(text)}</pre>", "text/plain": text}
 
     def __str__(self) -> str:
         from rich.console import Console

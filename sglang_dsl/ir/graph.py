@@ -6,6 +6,7 @@ Append-only while a run grows it, frozen after. Owner: the State that builds it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from ..errors import GraphError
@@ -85,6 +86,11 @@ class Graph:
 
     def __repr__(self) -> str:
         return f"Graph({self.name!r}, {len(self)} nodes)"
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """What a notebook shows: the page. Pictures are made of graphs, so what makes them is found when it is needed."""
+        page: dict[str, str] = import_module(".draw", __package__).draw(self, "html")._repr_mimebundle_()
+        return {**page, "text/plain": repr(self)}
 
     @property
     def nx(self) -> nx.MultiDiGraph[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length", "eos", "constraint", "cancelled", "selected"]
@@ -103,3 +103,12 @@ class Usage:
     forced_tokens: int = 0
     peak_kv_pages: int = 0
     wall_s: float = 0.0
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """What a notebook shows: the counts as a table."""
+        shown = [(field.name.replace("_", " "), getattr(self, field.name)) for field in fields(self)]
+        rows = "".join(
+            f"<tr><td>{name}</td><td style='text-align:right'>{f'{value:,.3f}' if isinstance(value, float) else f'{value:,}'}</td></tr>"
+            for name, value in shown
+        )
+        return {"text/html": f"<table>{rows}</table>", "text/plain": repr(self)}

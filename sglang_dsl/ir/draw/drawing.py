@@ -23,9 +23,10 @@ class Drawing(str):
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """What Jupyter asks for. The page stands in a frame of its own, cut off from the notebook."""
         if self.form == "svg":
-            return {"image/svg+xml": str(self)}
+            return {"image/svg+xml": str(self), "text/plain": f"<{self.form} picture>"}
         if self.form == "html":
             page = html.escape(self, quote=True)
             style = f"width:100%;height:{FRAME_HEIGHT}px;border:0"
-            return {"text/html": f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'}
+            frame = f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
+            return {"text/html": frame, "text/plain": f"<{self.form} picture>"}
         return {"text/plain": str(self)}

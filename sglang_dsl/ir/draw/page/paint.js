@@ -211,7 +211,7 @@ function paintCard(card, alpha) {
   brush.globalAlpha = alpha;
   const named = nodes[card.rows.find((index) => nodes[index].state === "failed") ?? card.rows.find((index) => isCall(nodes[index])) ?? card.rows[0] ?? -1];
   const words = named ? (isCall(named) ? named.title : linesOf(named, 3)[0]) : card.role || "";
-  writeSmall(words, card.x, card.y + card.h / 2, card.w, named ? colors[named.state === "failed" ? "break" : isCall(named) ? colorOf(named) : "ink"] : colors.soft);
+  writeSmall(words, card.x, card.y + card.h / 2, card.w, named ? colors[isCall(named) ? shadeOf(named) : "ink"] : colors.soft);
   brush.globalAlpha = 1;
 }
 

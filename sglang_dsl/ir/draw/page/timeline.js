@@ -71,7 +71,7 @@ function paintTimeline() {
     if (bar.w > 34) {
       pencil.font = SMALL;
       pencil.textBaseline = "middle";
-      pencil.fillStyle = colors.dark ? "#12151b" : "#ffffff";
+      pencil.fillStyle = at(admitted) - bar.x > 16 ? colors.ink : colors.card;
       pencil.fillText(fitText(bar.name, bar.w - 10, SMALL), bar.x + 5, y + (LANE_H - 5) / 2);
     }
     if (bar.node === selected) {
