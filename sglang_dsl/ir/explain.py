@@ -62,7 +62,9 @@ class Explanation:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+        console = Console(
+            width=WIDTH, color_system=None, force_terminal=False, force_jupyter=False, legacy_windows=False
+        )
         with console.capture() as captured:
             console.print(self, soft_wrap=True)
         return "\n".join(line.rstrip() for line in captured.get().splitlines())

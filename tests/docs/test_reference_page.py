@@ -37,7 +37,7 @@ def test_reference_page_has_every_public_name() -> None:
 
 def test_reference_page_has_every_command() -> None:
     found = generator()
-    listed = found._help("").partition("Commands:")[2]
+    listed = found._help("").partition("Commands:")[2].strip("\n").partition("\n\n")[0]
     commands = {line.split()[0] for line in listed.splitlines() if re.match(r"  \w", line)}
     assert {command.split()[0] for command in found.COMMANDS} == commands
 

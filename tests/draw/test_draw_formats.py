@@ -182,7 +182,7 @@ def test_drawing_is_shown_as_a_picture_by_a_notebook():
     assert shown.startswith('<iframe sandbox="allow-scripts"')
     assert shown.count("<") == 2  # the page is an attribute, nothing of it is markup of the notebook
     assert draw(router(), "svg")._repr_mimebundle_()["image/svg+xml"].startswith("<svg")
-    assert "text/plain" in draw(router(), "dot")._repr_mimebundle_()
+    assert "digraph" in draw(router(), "dot")._repr_mimebundle_()["text/html"]
 
 
 def test_draw_finds_what_a_run_gave_inside_arms_turns_and_items():

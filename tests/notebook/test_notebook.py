@@ -32,7 +32,7 @@ options = RunOptions(backend=backend, seed=1)
     "with use(options):\n    explained = poem.explain('snow')\nexplained",
     "result.draw('svg')",
     "result.draw('html')",
-    "draw(poem.trace('snow'), 'mermaid')",
+    "text = str(explained), result.draw('terminal')\ndraw(poem.trace('snow'), 'mermaid')",
     "poem.stream(options=options)",
     "running = poem.start(options=options)\nrunning",
     "running.result().value",

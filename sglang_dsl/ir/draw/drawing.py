@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from typing import Literal
+from typing import Any, Literal
 
 Format = Literal["terminal", "mermaid", "dot", "svg", "html", "trace"]
 FRAME_HEIGHT = 620  # pixels of the page in a notebook cell
@@ -23,10 +23,13 @@ class Drawing(str):
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """What Jupyter asks for. The page stands in a frame of its own, cut off from the notebook."""
         if self.form == "svg":
-            return {"image/svg+xml": str(self), "text/plain": f"<{self.form} picture>"}
+            return {"image/svg+xml": str(self)}
         if self.form == "html":
             page = html.escape(self, quote=True)
             style = f"width:100%;height:{FRAME_HEIGHT}px;border:0"
-            frame = f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'
-            return {"text/html": frame, "text/plain": f"<{self.form} picture>"}
-        return {"text/plain": str(self)}
+            return {"text/html": f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'}
+        return {"text/html": f"<pre style='line-height:1.25'>{html.escape(self)}</pre>"}
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """What IPython prints: text as it reads, of a page only what it is."""
+        printer.text(f"<{self.form} picture>" if self.form in ("svg", "html") else str(self).rstrip())

@@ -41,7 +41,14 @@ def draw_terminal(account: Account, fold: int | None) -> str:
     """The tree as plain text, `WIDTH` columns wide."""
     from rich.console import Console
 
-    console = Console(file=io.StringIO(), width=WIDTH, color_system=None, force_terminal=False, legacy_windows=False)
+    console = Console(
+        file=io.StringIO(),
+        width=WIDTH,
+        color_system=None,
+        force_terminal=False,
+        force_jupyter=False,
+        legacy_windows=False,
+    )
     with console.capture() as captured:
         console.print(tree_of(account, fold), no_wrap=True, overflow="ellipsis", crop=True)
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
