@@ -13,7 +13,7 @@ from ...ir.nodes import Json, Reference
 Chooser: TypeAlias = "Callable[[Decision], int]"
 Group: TypeAlias = tuple[Json, ...] | None  # values with one answer; None: all that no other group names
 
-_OCCURRENCE = re.compile(r"#\d+")
+OCCURRENCE = re.compile(r"#\d+")
 
 
 def _without_repeats(node_id: str) -> str:
@@ -57,7 +57,7 @@ class Decision:
     @property
     def place(self) -> tuple[str, int, int, str]:
         """The question without the round of a loop, or of a recursion, that it was asked in."""
-        asked = _without_repeats(_OCCURRENCE.sub("", self.on.node_id))
+        asked = _without_repeats(OCCURRENCE.sub("", self.on.node_id))
         return (self.origin.file, self.origin.line, self.origin.column, asked)
 
     @property

@@ -1,27 +1,31 @@
 """Which runs of a body are made, and the one list of items they become.
 
-All answers are followed while there are at most MAX_PATHS runs, and loops and recursions end within MAX_ROUNDS. Above that
-every answer to every question is followed once: the rest of that run takes the answers of the run it parted from, and
-rejoins it at their longest common end.
+All ways are followed while there are at most MAX_PATHS of them. Above that every answer to every question is followed once:
+the rest of that run takes the answers of the run it parted from, and rejoins it at their longest common end.
+
+    run     -- a? --- x --- b? --- y --- c? --- z --        questions that follow each other cost the sum of their answers,
+    others     '- x' -'     '- y' -'     '- z' -'           not the product; that they do not matter to each other is assumed
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeAlias
 
-from ...ir.nodes import Node
+from ...ir.nodes import Expression, Fork, Node, Reference
 from .decisions import Decision, Group
-from .items import Item
-from .regions import merged
+from .items import Item, filled, forks_needed, holes, outline, parts_of, translated
+from .regions import Meeting, Seen, merged
 from .walk import Walk
 
 MAX_PATHS = 256
-MAX_ROUNDS = 24  # of a loop or a recursion that goes on by what it asks: most have no end of their own
-ALTERNATING_ROUNDS = 8
-MAX_RECURSIVE_PATHS = 48  # where a program calls itself more than once, the paths double with each depth
+MAX_RUNS = 256  # from here on a question of a loop's further rounds is one that was followed
+MANY = (
+    8  # questions of one run whose answers have more than MAX_PATHS combinations, if they do not matter to each other
+)
 
 Walker: TypeAlias = Callable[[Sequence[Decision], Callable[[Decision], int], Sequence[Node]], Walk]
 
@@ -30,10 +34,14 @@ Loosen: TypeAlias = Callable[[Sequence[Node]], list[Item]]
 
 def explored(walk: Walker, loosen: Loosen) -> list[Item]:
     """The items of all runs, made loose by `loosen`."""
-    tree = _all_paths(walk, loosen)
-    if tree is not None:
-        return tree.items(0)
-    return _Cover(walk, loosen).spine([], ()).items(0)
+    root = walk([], _Alternating(), ())
+    cover = None if len(root.decisions) < MANY else _Cover(walk, loosen)
+    if cover is None or cover.root.paths(0, len(cover.root.raw)) <= MAX_PATHS:
+        tree = _all_paths(walk, loosen, root)
+        if tree is not None:
+            return tree.items(0)
+    run = (cover or _Cover(walk, loosen)).root
+    return run.stretch(0, len(run.raw), 0, Seen())
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -68,8 +76,8 @@ class _Tree:
         return ways
 
 
-def _all_paths(walk: Walker, loosen: Loosen) -> _Tree | None:
-    """Every run, or None where there are too many."""
+def _all_paths(walk: Walker, loosen: Loosen, first: Walk) -> _Tree | None:
+    """Every run, of which `first` has been made, or None where there are too many."""
     root: _Tree | None = None
     waiting: deque[tuple[list[Decision], Sequence[Node]]] = deque([([], ())])
     paths = 0
@@ -78,21 +86,12 @@ def _all_paths(walk: Walker, loosen: Loosen) -> _Tree | None:
         if paths > MAX_PATHS:
             return None
         script, before = waiting.popleft()
-        path = walk(script, _Alternating(), before)
-        if _goes_on(path.decisions, paths):
-            return None
+        path = walk(script, _Alternating(), before) if script else first
         root = _grow(root, path, loosen)
         for index, decision in enumerate(path.decisions[len(script) :], len(script)):
             others = (n for n in range(len(decision.groups)) if n != decision.taken)
             waiting.extend(([*path.decisions[:index], decision.instead(n)], path.nodes) for n in others)
     return root
-
-
-def _goes_on(decisions: Sequence[Decision], paths: int) -> bool:
-    """Whether a loop or recursion asks the same question so often that following every answer leads nowhere."""
-    rounds = Counter(decision.place for decision in decisions)
-    recursive = paths > MAX_RECURSIVE_PATHS and any(decision.recursive for decision in decisions)
-    return recursive or max(rounds.values(), default=0) > MAX_ROUNDS
 
 
 def _grow(root: _Tree | None, path: Walk, loosen: Loosen) -> _Tree:
@@ -112,89 +111,244 @@ class _Alternating:
 
     def __call__(self, decision: Decision) -> int:
         self._asked[decision.place] += 1
-        return _answer(0, self._asked[decision.place], len(decision.groups))
+        return (self._asked[decision.place] - 1) % len(decision.groups)
 
 
 # --- every answer once ------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Spine:
-    """A run, with the runs that part from it.
+class _Run:
+    """A run, and the runs that part from it. Owner: one `_Cover`.
 
-    One that parted from `parent` at its parting `number` does from item `cut` on what `parent` does from `joins` on.
+    raw: its items. items: the same, while what they mention is replaced by results of Regions. partings: by number of the
+    decision, the other answers with their runs. A run that parted from another does from item `cut` on what that one does from
+    its item `joins` on.
     """
 
-    path: Walk
-    loose: list[Item]
-    partings: list[tuple[Decision, list[tuple[Group, _Spine]]]] = field(default_factory=list)
-    parent: _Spine | None = None
-    cut: int = 0
-    joins: int = 0
-    number: int = 0
+    __slots__ = ("cut", "decisions", "ends", "first", "items", "joins", "nodes", "parent", "partings", "raw", "shapes")
 
-    def items(self, start: int, number: int = 0) -> list[Item]:
-        """What happens from item `start` on, with the partings from `number` on."""
-        if self.parent is not None and start >= self.cut:
-            return self.parent.items_from(self.joins + start - self.cut, self.number + 1)
-        end = self.cut if self.parent is not None else len(self.loose)
-        if number < len(self.partings) and self.partings[number][0].at < end:
-            decision, others = self.partings[number]
-            own = self.items(max(decision.at, start), number + 1)
-            ways = [(decision.values, own), *((values, other.items(decision.at)) for values, other in others)]
-            return self.loose[start : decision.at] + merged(decision, ways, assumed=True)
-        tail = [] if self.parent is None else self.parent.items_from(self.joins, self.number + 1)
-        return self.loose[start:end] + tail
+    def __init__(self, path: Walk, loose: list[Item], first: int, parent: _Run | None) -> None:
+        self.decisions = path.decisions
+        self.raw = tuple(loose)
+        self.items = list(loose)
+        self.shapes = [outline(item) for item in loose]
+        self.first = first  # number of the first decision of its own
+        self.partings: dict[int, list[tuple[Group, _Run]]] = {}
+        self.ends: dict[int, int] = {}
+        self.nodes = path.nodes
+        self.parent = parent
+        self.cut = self.joins = 0
 
-    def items_from(self, start: int, number: int) -> list[Item]:
-        """What happens from item `start` on, with every parting there that is not before parting `number`."""
-        while number < len(self.partings) and self.partings[number][0].at < start:
-            number += 1
-        return self.items(start, number)
+    def rejoin(self, parent: _Run, begin: int) -> None:
+        """Find the longest common end with the run it parted from at item `begin`."""
+        common, most = 0, min(len(self.raw), len(parent.raw)) - begin
+        while common < most and self.shapes[-1 - common] == parent.shapes[-1 - common]:
+            common += 1
+        while common and self._needs_a_fork(begin, len(self.raw) - common, parent, len(parent.raw) - common):
+            common -= 1  # what stands on the branches of a fork of one way only belongs to that way
+        self.cut, self.joins = len(self.raw) - common, len(parent.raw) - common
+
+    def _needs_a_fork(self, begin: int, cut: int, parent: _Run, joins: int) -> bool:
+        own, theirs = _forks_in(self.raw[begin:cut]), _forks_in(parent.raw[begin:joins])
+        return own != theirs and any(not forks_needed(item).isdisjoint(own | theirs) for item in self.raw[cut:])
+
+    def region_end(self, number: int) -> int:
+        """The item behind everything that the answers to decision `number` change."""
+        if number not in self.ends:
+            end = max(self.decisions[number].at, *(other.joins for _, other in self.partings[number]))
+            while (grown := self._grown(number, end)) != end:
+                end = grown
+            self.ends[number] = end
+        return self.ends[number]
+
+    def _grown(self, number: int, end: int) -> int:
+        """`end`, or behind it where a decision before it changes more."""
+        for inner in self.partings:
+            if inner > number and self._is_inside(inner, number, end):
+                end = max(end, self.region_end(inner))
+        for _, other in self.partings[number]:
+            until = other.cut + end - other.joins
+            for inner in other.partings:
+                if other._is_inside(inner, other.first - 1, until):
+                    end += max(other.region_end(inner) - until, 0)
+                    until = other.cut + end - other.joins
+        return end
+
+    def _is_inside(self, later: int, number: int, end: int) -> bool:
+        """Whether a later decision is asked before item `end`, or splits an answer to decision `number` further."""
+        return self.decisions[later].at < end or self._splits(number, later)
+
+    def _splits(self, number: int, later: int) -> bool:
+        one, other = self.decisions[number], self.decisions[later]
+        return later == number + 1 and (one.on, one.at) == (other.on, other.at)
+
+    def paths(self, number: int, end: int) -> int:
+        """How many ways there are through what stands before item `end`, from decision `number` on."""
+        total = 1
+        while number < len(self.decisions) and self.decisions[number].at < end:
+            if number not in self.partings:
+                number += 1
+                continue
+            until, inner = self.region_end(number), number + 1
+            ways = self.paths(inner, until)
+            for _, other in self.partings[number]:
+                ways += other.paths(other.first, other.cut + until - other.joins)
+            total *= ways
+            number = self._behind(number, until)
+        return total
+
+    def _behind(self, number: int, end: int) -> int:
+        following = number + 1
+        while following < len(self.decisions) and self._is_inside(following, number, end):
+            following += 1
+        return following
+
+    # one list of items --------------------------------------------------------------------------------------------
+
+    def stretch(self, start: int, end: int, number: int, seen: Seen) -> list[Item]:
+        """What happens from item `start` to item `end`, with the partings from decision `number` on.
+
+        seen: how what Regions before this stretch have made is mentioned; the run's own items do so already.
+        """
+        found: list[Item | Meeting] = []
+        while number < len(self.decisions) and self.decisions[number].at < end:
+            if number not in self.partings:
+                number += 1
+                continue
+            found += self.items[start : self.decisions[number].at]
+            start = self.region_end(number)
+            meeting = self._meeting(number, start, seen)
+            if meeting is not None:
+                found.append(meeting)
+                seen = seen.after(meeting)
+            number = self._behind(number, start)
+        found += self.items[start:end]
+        return [item for each in found for item in (each.finished() if isinstance(each, Meeting) else [each])]
+
+    def _meeting(self, number: int, end: int, seen: Seen) -> Meeting | None:
+        """The answers to a decision as one, and what follows them rewritten; None where all do the same."""
+        before = self.items[end:]
+        ways: list[_Way] = []
+        for values, items, run, at in self._ways(number, end, seen):
+            following = self.items[end:] if run is self else self._following(run, at, end, before, seen)
+            same = next((way for way in ways if (way.items, way.following) == (items, following)), None)
+            if same is None:
+                ways.append(_Way(values, items, following))
+            else:
+                same.values = None if same.values is None or values is None else same.values + values
+        if len(ways) == 1:
+            return None
+        meeting = Meeting(self.decisions[number], [(way.values, way.items) for way in ways], assumed=True)
+        for place, common in enumerate(before):
+            self.items[end + place] = meeting.shared(common, [way.following[place] for way in ways])
+        return meeting
+
+    def _ways(self, number: int, end: int, seen: Seen) -> list[tuple[Group, list[Item], _Run, int]]:
+        """Per answer: its values, what happens up to item `end`, and the run and place that go on from there."""
+        begin = self.decisions[number].at
+        if number + 1 in self.partings and self._splits(number, number + 1):
+            ways = self._ways(number + 1, end, seen)
+        else:
+            ways = [(self.decisions[number].values, self.stretch(begin, end, number + 1, seen), self, end)]
+        for values, other in self.partings[number]:
+            until, following = other.cut + end - other.joins, other.first
+            if following in other.partings and other._splits(following - 1, following):
+                ways += other._ways(following, until, seen)
+            else:
+                items = other.stretch(begin, until, following, seen)
+                ways.append((values, [seen.translated(item) for item in items], other, until))
+        return ways
+
+    def _following(self, run: _Run, at: int, end: int, before: list[Item], seen: Seen) -> list[Item]:
+        """What a run that goes on from item `at` does in place of the items `before`, by the ids of this run."""
+        ids = dict(zip((i.node.id for i in run.raw[at:]), (i.node.id for i in self.raw[end:]), strict=True))
+        rename = partial(_renamed, ids)
+        found: list[Item] = []
+        for item, raw, common, here in zip(run.items[at:], run.raw[at:], before, self.raw[end:], strict=True):
+            if item is raw and raw.node == here.node:
+                found.append(common)
+                continue
+            node = replace(translated(item.node, rename), id=here.node.id, control=here.node.control)
+            if item is raw and node == here.node:
+                found.append(common)
+                continue
+            given = zip(holes(node), holes(here.node), holes(common.node), strict=True)
+            found.append(common._replace(node=filled(common.node, [_newer(*each, seen) for each in given])))
+        return found
+
+
+@dataclass(slots=True)
+class _Way:
+    """An answer, what happens on it up to where all meet again, and what it makes of each item that follows."""
+
+    values: Group
+    items: list[Item]
+    following: list[Item]
+
+
+def _newer(mine: Expression, theirs: Expression, now: Expression, seen: Seen) -> Expression:
+    """What another run mentions in place of what this one did (`theirs`) and does `now`: only where it is something else."""
+    if mine == theirs:
+        return now
+    parts, others, current = parts_of(mine), parts_of(theirs), parts_of(now)
+    if parts is None or others is None or current is None or not parts[0] == others[0] == current[0]:
+        return seen.expression(mine)
+    return parts[0].made([_newer(*each, seen) for each in zip(parts[1], others[1], current[1], strict=True)])
+
+
+def _renamed(ids: dict[str, str], reference: Reference) -> Reference:
+    return Reference(ids.get(reference.node_id, reference.node_id), reference.operations)
+
+
+def _forks_in(items: Sequence[Item]) -> set[str]:
+    return {item.node.id for item in items if isinstance(item.node, Fork)}
 
 
 class _Cover:
-    """Makes the runs that follow every answer once."""
+    """Makes the runs that follow every answer once, nearest to the first run first."""
 
     def __init__(self, walk: Walker, loosen: Loosen) -> None:
         self._walk = walk
         self._loosen = loosen
-        self._claimed: set[object] = set()
         self._preferred: dict[object, Group] = {}
+        self._asked: set[object] = set()
+        self._runs = 0
+        self.root = self._run([], (), None)
+        waiting = deque([self.root])
+        while waiting:
+            waiting.extend(self._parted(waiting.popleft()))
 
-    def spine(self, script: list[Decision], before: Sequence[Node], parent: _Spine | None = None) -> _Spine:
-        """A run after `script`, and all that part from it."""
+    def _parted(self, run: _Run) -> list[_Run]:
+        """The runs that part from a run, where it is not like the one that it parted from itself."""
+        found: list[_Run] = []
+        for number in range(run.first, len(run.decisions)):
+            decision = run.decisions[number]
+            if run.parent is not None and decision.at >= run.cut and not run._splits(number - 1, number):
+                break
+            if not self._is_new(decision):
+                continue
+            run.partings[number] = []
+            for other in (n for n in range(len(decision.groups)) if n != decision.taken):
+                child = self._run([*run.decisions[:number], decision.instead(other)], run.nodes, run)
+                child.rejoin(run, decision.at)
+                run.partings[number].append((decision.groups[other], child))
+                found.append(child)
+        return found
+
+    def _is_new(self, decision: Decision) -> bool:
+        """Whether a question was not followed yet; after many runs, whether none like it in other rounds was."""
+        exact, alike = (decision.place, decision.on, decision.groups), decision.place
+        known = (alike if self._runs > MAX_RUNS else exact) in self._asked
+        self._asked.update((exact, alike))
+        return not known
+
+    def _run(self, script: list[Decision], before: Sequence[Node], parent: _Run | None) -> _Run:
+        self._runs += 1
         path = self._walk(script, _Preferring(self._preferred), before)
-        spine = _Spine(path, self._loosen(path.nodes))
-        if parent is not None:
-            begin = script[-1].at
-            common = _common_end(spine.loose[begin:], parent.loose[begin:])
-            spine.parent, spine.number, spine.cut = parent, len(parent.partings), len(spine.loose) - common
-            spine.joins = len(parent.loose) - common
-        fresh = []
-        for index, decision in enumerate(path.decisions[len(script) :], len(script)):
+        for decision in path.decisions[len(script) :]:
+            self._preferred.setdefault((decision.place, decision.on), decision.values)
             self._preferred.setdefault(decision.place, decision.values)
-            if decision.place not in self._claimed and (parent is None or decision.at < spine.cut):
-                self._claimed.add(decision.place)
-                fresh.append((index, decision))
-        for index, decision in fresh:
-            others = [n for n in range(len(decision.groups)) if n != decision.taken]
-            scripts = [[*path.decisions[:index], decision.instead(n)] for n in others]
-            parted = [
-                (decision.groups[n], self.spine(s, path.nodes, spine)) for n, s in zip(others, scripts, strict=True)
-            ]
-            spine.partings.append((decision, parted))
-        return spine
-
-
-def _answer(first: int, asked: int, groups: int) -> int:
-    """Another answer in each round, so that loops end; later each for 4, 8, 16 ... rounds on end, so that a recursion does that
-    calls itself more than once.
-    """
-    if asked <= ALTERNATING_ROUNDS:
-        return (first + asked - 1) % groups
-    stretch = ((asked - ALTERNATING_ROUNDS - 1) // 4 + 1).bit_length()
-    return (first - stretch) % groups
+        return _Run(path, self._loosen(path.nodes), len(script), parent)
 
 
 class _Preferring:
@@ -205,14 +359,10 @@ class _Preferring:
         self._asked: Counter[object] = Counter()
 
     def __call__(self, decision: Decision) -> int:
+        self._asked[decision.place] += 1
+        exact = self._preferred.get((decision.place, decision.on))
+        if exact in decision.groups:
+            return decision.groups.index(exact)
         known = self._preferred.get(decision.place)
         first = decision.groups.index(known) if known in decision.groups else 0
-        self._asked[decision.place] += 1
-        return _answer(first, self._asked[decision.place], len(decision.groups))
-
-
-def _common_end(one: Sequence[Item], other: Sequence[Item]) -> int:
-    length = 0
-    while length < min(len(one), len(other)) and one[-1 - length] == other[-1 - length]:
-        length += 1
-    return length
+        return (first + self._asked[decision.place] - 1) % len(decision.groups)

@@ -39,7 +39,7 @@ from ...ir.nodes import (
     Text,
     Tool,
 )
-from .decisions import Group
+from .decisions import OCCURRENCE, Group
 
 Line: TypeAlias = tuple[str, int] | None  # a branch of a fork; None: the line that the graph itself continues
 Translate: TypeAlias = Callable[[Reference], Reference]
@@ -227,8 +227,55 @@ def filled(node: Node, expressions: Sequence[Expression]) -> Node:
     return node
 
 
+class Around(NamedTuple):
+    """What stands around the parts of an expression: the kind, the number of parts, and the keys of an object."""
+
+    kind: type
+    size: int
+    keys: tuple[str, ...] = ()
+
+    def made(self, parts: Sequence[Expression]) -> Expression:
+        """The expression with these parts."""
+        if self.kind is DictOf:
+            return DictOf(tuple(zip(self.keys, parts, strict=True)))
+        made: Expression = self.kind(tuple(parts))
+        return made
+
+
+def parts_of(expression: Expression) -> tuple[Around, Sequence[Expression]] | None:
+    """A list, object or text taken apart; None for anything else, and where nothing is in it."""
+    match expression:
+        case Concat(parts) if parts:
+            return Around(Concat, len(parts)), parts
+        case ListOf(items) if items:
+            return Around(ListOf, len(items)), items
+        case Constant(value=[*items]) if items:
+            return Around(ListOf, len(items)), [Constant(item) for item in items]
+        case DictOf(pairs) if pairs:
+            return Around(DictOf, len(pairs), tuple(key for key, _ in pairs)), [part for _, part in pairs]
+        case Constant(value=dict() as known) if known:
+            return Around(DictOf, len(known), tuple(known)), [Constant(part) for part in known.values()]
+    return None
+
+
 def _as_piece(expression: Expression) -> Piece:
     return expression if isinstance(expression, Reference) else Plain("")
+
+
+def forks_needed(item: Item) -> set[str]:
+    """The forks whose branches an item stands on or joins."""
+    needed = set() if item.line is None else {item.line[0]}
+    if isinstance(item.node, Join):
+        needed.add(item.node.fork)
+    if isinstance(item.node, Region):
+        needed.update(fork for way in item.node.ways for inner in way.items for fork in forks_needed(inner))
+    return needed
+
+
+def outline(item: Item) -> Item:
+    """What has to be equal for two items of different runs to be the same: their skeletons, whatever round of a loop it is."""
+    node = replace(item.node, id=OCCURRENCE.sub("", item.node.id), control=())
+    return skeleton(item._replace(node=node))
 
 
 def skeleton(item: Item) -> Item:

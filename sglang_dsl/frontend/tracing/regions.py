@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...errors import Origin
-from ...ir.nodes import Break, Expression, Fork, Join, Operation, Reference, references_in
+from ...ir.nodes import Break, Expression, Fork, Operation, Reference, references_in
 from .decisions import Decision, Group
 from .items import (
     Item,
@@ -26,7 +26,9 @@ from .items import (
     Region,
     Way,
     filled,
+    forks_needed,
     holes,
+    parts_of,
     skeleton,
     translated,
     translated_expression,
@@ -38,7 +40,7 @@ def merged(decision: Decision, ways: Sequence[tuple[Group, list[Item]]], *, assu
     distinct = _distinct(ways)
     if len(distinct) == 1:
         return distinct[0][1]
-    return _Meeting(decision, distinct, assumed).items()
+    return Meeting(decision, distinct, assumed=assumed).finished()
 
 
 def _distinct(ways: Sequence[tuple[Group, list[Item]]]) -> list[tuple[Group, list[Item]]]:
@@ -65,10 +67,10 @@ class _Draft:
     results: list[dict[str, Expression]] = field(default_factory=list)
 
 
-class _Meeting:
-    """Merges the ways of one decision. Owner: one call of `merged`."""
+class Meeting:
+    """Merges the ways of one decision. Owner: whoever lists its items."""
 
-    def __init__(self, decision: Decision, ways: list[tuple[Group, list[Item]]], assumed: bool) -> None:
+    def __init__(self, decision: Decision, ways: Sequence[tuple[Group, list[Item]]], *, assumed: bool) -> None:
         self._on = decision.on
         self._origin: Origin = decision.origin
         self._assumed = assumed
@@ -80,9 +82,39 @@ class _Meeting:
         self._live = [k for k in range(len(ways)) if not broken[k]] if not all(broken) else list(range(len(ways)))
         self._out: list[Item | _Draft] = []
         self._homes: list[dict[str, _Draft]] = [{} for _ in ways]  # per way: in which Region a node's value is
+        self._weave()
 
-    def items(self) -> list[Item]:
-        """All of it."""
+    def finished(self) -> list[Item]:
+        """All of it. What follows has to be `shared` before."""
+        return [self._region(each) if isinstance(each, _Draft) else each for each in self._out]
+
+    def seen(self, reference: Reference) -> Reference:
+        """How a value of the first way is mentioned from outside."""
+        return self._seen(reference, 0)
+
+    def shared(self, common: Item, by_way: Sequence[Item]) -> Item:
+        """An item that follows all ways, given what each makes of it: the same node, which may mention other values."""
+        if all(item is common for item in by_way):
+            return common._replace(node=translated(common.node, self.seen)) if self._homes[0] else common
+        filling = []
+        for number, expressions in enumerate(zip(*(holes(item.node) for item in by_way), strict=True)):
+            filling.append(self._unified(f"{common.node.id}.{number}", common, dict(enumerate(expressions))))
+        node = translated(common.node, self.seen)
+        return common._replace(node=filled(node, filling) if filling else node)
+
+    def _unified(self, key: str, item: Item, by_way: dict[int, Expression]) -> Expression:
+        """One expression for those of all ways: the same, or the same around parts of which the Region says which."""
+        if all(expression == by_way[0] for expression in by_way.values()):
+            return translated_expression(by_way[0], self.seen)
+        inner = [parts_of(expression) for expression in by_way.values()]
+        if inner[0] is None or any(parts is None or parts[0] != inner[0][0] for parts in inner):
+            return self._one_of(key, item, by_way)
+        found = zip(*(parts[1] for parts in inner if parts is not None), strict=True)
+        return inner[0][0].made(
+            [self._unified(f"{key}.{n}", item, dict(enumerate(each))) for n, each in enumerate(found)]
+        )
+
+    def _weave(self) -> None:
         live = [self._paths[k] for k in self._live]
         start = [0] * len(live)
         for anchor in [*_anchors(live), tuple(len(path) for path in live)]:
@@ -90,7 +122,6 @@ class _Meeting:
             if anchor[0] < len(live[0]):
                 self._meet({k: live[n][anchor[n]] for n, k in enumerate(self._live)})
             start = [place + 1 for place in anchor]
-        return [self._region(each) if isinstance(each, _Draft) else each for each in self._out]
 
     def _stretch(self, parts: dict[int, list[Item]], after: str) -> None:
         """What differs before the next common item: one Region per line it continues."""
@@ -111,11 +142,12 @@ class _Meeting:
             region_id += "'"
         draft = _Draft(region_id, line, first.role, [], [{} for _ in range(count)])
         for k in range(count):
-            own = {item.node.id: draft for item in ways.get(k, ())}
-            self._homes[k].update(own)
-            moved = [
-                i._replace(node=translated(i.node, partial(self._seen, way=k, inside=draft))) for i in ways.get(k, ())
-            ]
+            moved = ways.get(k, [])
+            before = bool(self._homes[k])  # else nothing that they mention has moved
+            self._homes[k].update((item.node.id, draft) for item in moved)
+            if before:
+                seen = partial(self._seen, way=k, inside=draft)
+                moved = [each._replace(node=translated(each.node, seen)) for each in moved]
             draft.ways.append((self._values[k], moved))
         self._out.append(draft)
         return draft
@@ -166,6 +198,30 @@ class _Meeting:
         )
         region = Region(id=draft.id, on=self._on, ways=ways, assumed=self._assumed, origin=self._origin)
         return Item(draft.line, region, draft.role)
+
+
+class Seen:
+    """How what Regions have made is mentioned after them."""
+
+    def __init__(self, meetings: tuple[Meeting, ...] = ()) -> None:
+        self._meetings = meetings
+
+    def after(self, meeting: Meeting) -> Seen:
+        """With one Region more."""
+        return Seen((*self._meetings, meeting))
+
+    def translated(self, item: Item) -> Item:
+        """The item with every value mentioned from here."""
+        return item._replace(node=translated(item.node, self._reference)) if self._meetings else item
+
+    def expression(self, expression: Expression) -> Expression:
+        """The same of an expression."""
+        return translated_expression(expression, self._reference)
+
+    def _reference(self, reference: Reference) -> Reference:
+        for meeting in self._meetings:
+            reference = meeting.seen(reference)
+        return reference
 
 
 def _id_at(paths: Sequence[Sequence[Item]], places: tuple[int, ...]) -> str:
@@ -220,15 +276,5 @@ def _connected(paths: Sequence[Sequence[Item]], anchors: list[tuple[int, ...]]) 
 def _lives(path: Sequence[Item], common: set[int]) -> Iterator[tuple[int, int]]:
     for begin, item in enumerate(path):
         if isinstance(item.node, Fork) and begin not in common:
-            needing = [i for i, other in enumerate(path) if item.node.id in _forks_needed(other)]
+            needing = [i for i, other in enumerate(path) if item.node.id in forks_needed(other)]
             yield begin, max(needing, default=begin)
-
-
-def _forks_needed(item: Item) -> set[str]:
-    """The forks whose branches an item stands on or joins."""
-    needed = set() if item.line is None else {item.line[0]}
-    if isinstance(item.node, Join):
-        needed.add(item.node.fork)
-    if isinstance(item.node, Region):
-        needed.update(fork for way in item.node.ways for inner in way.items for fork in _forks_needed(inner))
-    return needed
