@@ -276,3 +276,16 @@ def test_graph_of_random_siblings_is_right_or_says_that_it_assumes(most, source)
     if not any(node.assumed for node in switches(graph)):
         for samples in _trials(30):
             assert did(lambda s=samples: run_graph(graph, s)) == did(lambda s=samples: run_body(body, s))
+
+
+def test_a_loop_without_an_end_is_a_graph_that_assumes() -> None:
+    @program
+    def p(s: State):
+        s += select("k", ["more", "stop"])
+        while s["k"] == "more":
+            s += gen("x") + select("k", ["more", "stop"])
+        return s["k"]
+
+    graph = p.trace()
+    assert_whole(graph)
+    assert switches(graph)[0].assumed

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ...ir.nodes import Expression, Fork, Node, Reference
 from .decisions import Decision, Group
@@ -36,12 +36,12 @@ def explored(walk: Walker, loosen: Loosen) -> list[Item]:
     """The items of all runs, made loose by `loosen`."""
     root = walk([], _Alternating(), ())
     cover = None if len(root.decisions) < MANY else _Cover(walk, loosen)
-    if cover is None or cover.root.paths(0, len(cover.root.raw)) <= MAX_PATHS:
+    if cover is None or cover.root.paths(0, len(cover.root.decisions)) <= MAX_PATHS:
         tree = _all_paths(walk, loosen, root)
         if tree is not None:
             return tree.items(0)
     run = (cover or _Cover(walk, loosen)).root
-    return run.stretch(0, len(run.raw), 0, Seen())
+    return run.stretch(0, 0, _Place(len(run.raw), len(run.decisions)), Seen())
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -117,12 +117,19 @@ class _Alternating:
 # --- every answer once ------------------------------------------------------------------------------------------------
 
 
+class _Place(NamedTuple):
+    """A point of a run: the item and the decision that come next."""
+
+    item: int
+    number: int
+
+
 class _Run:
     """A run, and the runs that part from it. Owner: one `_Cover`.
 
     raw: its items. items: the same, while what they mention is replaced by results of Regions. partings: by number of the
-    decision, the other answers with their runs. A run that parted from another does from item `cut` on what that one does from
-    its item `joins` on.
+    decision, the other answers with their runs. A run that parted from another does from `cut` on what that one does from `joins`
+    on.
     """
 
     __slots__ = ("cut", "decisions", "ends", "first", "items", "joins", "nodes", "parent", "partings", "raw", "shapes")
@@ -134,102 +141,126 @@ class _Run:
         self.shapes = [outline(item) for item in loose]
         self.first = first  # number of the first decision of its own
         self.partings: dict[int, list[tuple[Group, _Run]]] = {}
-        self.ends: dict[int, int] = {}
+        self.ends: dict[int, _Place] = {}
         self.nodes = path.nodes
         self.parent = parent
-        self.cut = self.joins = 0
+        self.cut = self.joins = _Place(0, 0)
 
     def rejoin(self, parent: _Run, begin: int) -> None:
-        """Find the longest common end with the run it parted from at item `begin`."""
+        """Find the longest common end, of items and of questions, with the run it parted from at item `begin`."""
         common, most = 0, min(len(self.raw), len(parent.raw)) - begin
         while common < most and self.shapes[-1 - common] == parent.shapes[-1 - common]:
             common += 1
         while common and self._needs_a_fork(begin, len(self.raw) - common, parent, len(parent.raw) - common):
             common -= 1  # what stands on the branches of a fork of one way only belongs to that way
-        self.cut, self.joins = len(self.raw) - common, len(parent.raw) - common
+        while True:
+            asked = self._common_questions(parent, common)
+            self.cut = _Place(len(self.raw) - common, len(self.decisions) - asked)
+            self.joins = _Place(len(parent.raw) - common, len(parent.decisions) - asked)
+            late = [
+                run.decisions[at.number - 1].at - at.item
+                for run, at in ((self, self.cut), (parent, self.joins))
+                if at.number
+            ]
+            if max(late, default=0) <= 0:
+                return
+            common -= max(late)  # a question of one way only: what stands before it belongs to that way
+
+    def _common_questions(self, parent: _Run, common: int) -> int:
+        asked = 0
+        for one, other in zip(reversed(self.decisions[self.first :]), reversed(parent.decisions), strict=False):
+            left, right = len(self.raw) - one.at, len(parent.raw) - other.at
+            if left > common or left != right or (one.place, one.groups) != (other.place, other.groups):
+                break
+            asked += 1
+        return asked
 
     def _needs_a_fork(self, begin: int, cut: int, parent: _Run, joins: int) -> bool:
         own, theirs = _forks_in(self.raw[begin:cut]), _forks_in(parent.raw[begin:joins])
         return own != theirs and any(not forks_needed(item).isdisjoint(own | theirs) for item in self.raw[cut:])
 
-    def region_end(self, number: int) -> int:
-        """The item behind everything that the answers to decision `number` change."""
+    def end_of(self, number: int) -> _Place:
+        """The place behind everything that the answers to decision `number` change."""
         if number not in self.ends:
-            end = max(self.decisions[number].at, *(other.joins for _, other in self.partings[number]))
+            end = _Place(self.decisions[number].at, number + 1)
+            for _, other in self.partings[number]:
+                end = self._at_least(end, other.joins)
             while (grown := self._grown(number, end)) != end:
                 end = grown
             self.ends[number] = end
         return self.ends[number]
 
-    def _grown(self, number: int, end: int) -> int:
+    def _at_least(self, one: _Place, other: _Place) -> _Place:
+        item, number = max(one.item, other.item), max(one.number, other.number)
+        while number < len(self.decisions) and self.decisions[number].at < item:
+            number += 1
+        return _Place(item, number)
+
+    def _grown(self, number: int, end: _Place) -> _Place:
         """`end`, or behind it where a decision before it changes more."""
         for inner in self.partings:
-            if inner > number and self._is_inside(inner, number, end):
-                end = max(end, self.region_end(inner))
+            if number < inner < end.number:
+                end = self._at_least(end, self.end_of(inner))
         for _, other in self.partings[number]:
-            until = other.cut + end - other.joins
             for inner in other.partings:
-                if other._is_inside(inner, other.first - 1, until):
-                    end += max(other.region_end(inner) - until, 0)
-                    until = other.cut + end - other.joins
+                until = other.same_place(end)
+                if other.first <= inner < until.number:
+                    grown = other._at_least(until, other.end_of(inner))
+                    end = _Place(end.item + grown.item - until.item, end.number + grown.number - until.number)
         return end
 
-    def _is_inside(self, later: int, number: int, end: int) -> bool:
-        """Whether a later decision is asked before item `end`, or splits an answer to decision `number` further."""
-        return self.decisions[later].at < end or self._splits(number, later)
+    def same_place(self, end: _Place) -> _Place:
+        """Where this run stands when the one it parted from stands at `end`, which is behind where they meet."""
+        return _Place(self.cut.item + end.item - self.joins.item, self.cut.number + end.number - self.joins.number)
 
-    def _splits(self, number: int, later: int) -> bool:
-        one, other = self.decisions[number], self.decisions[later]
-        return later == number + 1 and (one.on, one.at) == (other.on, other.at)
+    def _splits(self, number: int) -> bool:
+        """Whether a decision splits an answer to the one before it further."""
+        one, other = self.decisions[number - 1], self.decisions[number]
+        return (one.on, one.at) == (other.on, other.at)
 
     def paths(self, number: int, end: int) -> int:
-        """How many ways there are through what stands before item `end`, from decision `number` on."""
+        """How many ways there are from decision `number` to decision `end`."""
         total = 1
-        while number < len(self.decisions) and self.decisions[number].at < end:
+        while number < end:
             if number not in self.partings:
                 number += 1
                 continue
-            until, inner = self.region_end(number), number + 1
-            ways = self.paths(inner, until)
+            until = self.end_of(number)
+            ways = self.paths(number + 1, until.number)
             for _, other in self.partings[number]:
-                ways += other.paths(other.first, other.cut + until - other.joins)
+                ways += other.paths(other.first, other.same_place(until).number)
             total *= ways
-            number = self._behind(number, until)
+            number = until.number
         return total
-
-    def _behind(self, number: int, end: int) -> int:
-        following = number + 1
-        while following < len(self.decisions) and self._is_inside(following, number, end):
-            following += 1
-        return following
 
     # one list of items --------------------------------------------------------------------------------------------
 
-    def stretch(self, start: int, end: int, number: int, seen: Seen) -> list[Item]:
-        """What happens from item `start` to item `end`, with the partings from decision `number` on.
+    def stretch(self, start: int, number: int, end: _Place, seen: Seen) -> list[Item]:
+        """What happens from item `start` to `end`, with the partings from decision `number` on.
 
         seen: how what Regions before this stretch have made is mentioned; the run's own items do so already.
         """
         found: list[Item | Meeting] = []
-        while number < len(self.decisions) and self.decisions[number].at < end:
+        while number < end.number:
             if number not in self.partings:
                 number += 1
                 continue
             found += self.items[start : self.decisions[number].at]
-            start = self.region_end(number)
-            meeting = self._meeting(number, start, seen)
+            until = self.end_of(number)
+            meeting = self._meeting(number, until, seen)
             if meeting is not None:
                 found.append(meeting)
                 seen = seen.after(meeting)
-            number = self._behind(number, start)
-        found += self.items[start:end]
+            start, number = until
+        found += self.items[start : end.item]
         return [item for each in found for item in (each.finished() if isinstance(each, Meeting) else [each])]
 
-    def _meeting(self, number: int, end: int, seen: Seen) -> Meeting | None:
+    def _meeting(self, number: int, until: _Place, seen: Seen) -> Meeting | None:
         """The answers to a decision as one, and what follows them rewritten; None where all do the same."""
+        end = until.item
         before = self.items[end:]
         ways: list[_Way] = []
-        for values, items, run, at in self._ways(number, end, seen):
+        for values, items, run, at in self._ways(number, until, seen):
             following = self.items[end:] if run is self else self._following(run, at, end, before, seen)
             same = next((way for way in ways if (way.items, way.following) == (items, following)), None)
             if same is None:
@@ -243,20 +274,20 @@ class _Run:
             self.items[end + place] = meeting.shared(common, [way.following[place] for way in ways])
         return meeting
 
-    def _ways(self, number: int, end: int, seen: Seen) -> list[tuple[Group, list[Item], _Run, int]]:
-        """Per answer: its values, what happens up to item `end`, and the run and place that go on from there."""
+    def _ways(self, number: int, end: _Place, seen: Seen) -> list[tuple[Group, list[Item], _Run, int]]:
+        """Per answer: its values, what happens up to `end`, and the run and item that go on from there."""
         begin = self.decisions[number].at
-        if number + 1 in self.partings and self._splits(number, number + 1):
+        if number + 1 in self.partings and self._splits(number + 1):
             ways = self._ways(number + 1, end, seen)
         else:
-            ways = [(self.decisions[number].values, self.stretch(begin, end, number + 1, seen), self, end)]
+            ways = [(self.decisions[number].values, self.stretch(begin, number + 1, end, seen), self, end.item)]
         for values, other in self.partings[number]:
-            until, following = other.cut + end - other.joins, other.first
-            if following in other.partings and other._splits(following - 1, following):
+            until, following = other.same_place(end), other.first
+            if following in other.partings and other._splits(following):
                 ways += other._ways(following, until, seen)
             else:
-                items = other.stretch(begin, until, following, seen)
-                ways.append((values, [seen.translated(item) for item in items], other, until))
+                items = other.stretch(begin, following, until, seen)
+                ways.append((values, [seen.translated(item) for item in items], other, until.item))
         return ways
 
     def _following(self, run: _Run, at: int, end: int, before: list[Item], seen: Seen) -> list[Item]:
@@ -321,10 +352,8 @@ class _Cover:
     def _parted(self, run: _Run) -> list[_Run]:
         """The runs that part from a run, where it is not like the one that it parted from itself."""
         found: list[_Run] = []
-        for number in range(run.first, len(run.decisions)):
+        for number in range(run.first, len(run.decisions) if run.parent is None else run.cut.number):
             decision = run.decisions[number]
-            if run.parent is not None and decision.at >= run.cut and not run._splits(number - 1, number):
-                break
             if not self._is_new(decision):
                 continue
             run.partings[number] = []
