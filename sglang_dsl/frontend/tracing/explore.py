@@ -1,6 +1,6 @@
 """Which runs of a body are made, and the one list of items they become.
 
-All ways are followed while there are at most MAX_PATHS of them. Above that every answer to every question is followed once:
+All ways are followed while there are at most MAX_PATHS of them, and loops and recursions end within MAX_ROUNDS. Above that every answer to every question is followed once:
 the rest of that run takes the answers of the run it parted from, and rejoins it at their longest common end.
 
     run     -- a? --- x --- b? --- y --- c? --- z --        questions that follow each other cost the sum of their answers,
@@ -22,6 +22,10 @@ from .regions import Meeting, Seen, merged
 from .walk import Walk
 
 MAX_PATHS = 256
+MAX_ROUNDS = 24  # of a loop or a recursion that goes on by what it asks: most have no end of their own
+ALTERNATING_ROUNDS = 8
+MAX_RECURSIVE_PATHS = 48  # where a program calls itself more than once, the paths double with each depth
+MAX_DEPTH = 8  # of runs that part from runs: behind it, rounds of a loop are alike
 MAX_RUNS = 256  # from here on a question of a loop's further rounds is one that was followed
 MANY = (
     8  # questions of one run whose answers have more than MAX_PATHS combinations, if they do not matter to each other
@@ -87,11 +91,20 @@ def _all_paths(walk: Walker, loosen: Loosen, first: Walk) -> _Tree | None:
             return None
         script, before = waiting.popleft()
         path = walk(script, _Alternating(), before) if script else first
+        if _goes_on(path.decisions, paths):
+            return None
         root = _grow(root, path, loosen)
         for index, decision in enumerate(path.decisions[len(script) :], len(script)):
             others = (n for n in range(len(decision.groups)) if n != decision.taken)
             waiting.extend(([*path.decisions[:index], decision.instead(n)], path.nodes) for n in others)
     return root
+
+
+def _goes_on(decisions: Sequence[Decision], paths: int) -> bool:
+    """Whether a loop or recursion asks the same question so often that following every answer leads nowhere."""
+    rounds = Counter(decision.place for decision in decisions)
+    recursive = paths > MAX_RECURSIVE_PATHS and any(decision.recursive for decision in decisions)
+    return recursive or max(rounds.values(), default=0) > MAX_ROUNDS
 
 
 def _grow(root: _Tree | None, path: Walk, loosen: Loosen) -> _Tree:
@@ -111,7 +124,17 @@ class _Alternating:
 
     def __call__(self, decision: Decision) -> int:
         self._asked[decision.place] += 1
-        return (self._asked[decision.place] - 1) % len(decision.groups)
+        return _answer(0, self._asked[decision.place], len(decision.groups))
+
+
+def _answer(first: int, asked: int, groups: int) -> int:
+    """Another answer in each round, so that loops end; later each for 4, 8, 16 ... rounds on end, so that a recursion does that
+    calls itself more than once.
+    """
+    if asked <= ALTERNATING_ROUNDS:
+        return (first + asked - 1) % groups
+    stretch = ((asked - ALTERNATING_ROUNDS - 1) // 4 + 1).bit_length()
+    return (first - stretch) % groups
 
 
 # --- every answer once ------------------------------------------------------------------------------------------------
@@ -132,7 +155,20 @@ class _Run:
     on.
     """
 
-    __slots__ = ("cut", "decisions", "ends", "first", "items", "joins", "nodes", "parent", "partings", "raw", "shapes")
+    __slots__ = (
+        "cut",
+        "decisions",
+        "depth",
+        "ends",
+        "first",
+        "items",
+        "joins",
+        "nodes",
+        "parent",
+        "partings",
+        "raw",
+        "shapes",
+    )
 
     def __init__(self, path: Walk, loose: list[Item], first: int, parent: _Run | None) -> None:
         self.decisions = path.decisions
@@ -144,6 +180,7 @@ class _Run:
         self.ends: dict[int, _Place] = {}
         self.nodes = path.nodes
         self.parent = parent
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.cut = self.joins = _Place(0, 0)
 
     def rejoin(self, parent: _Run, begin: int) -> None:
@@ -354,7 +391,7 @@ class _Cover:
         found: list[_Run] = []
         for number in range(run.first, len(run.decisions) if run.parent is None else run.cut.number):
             decision = run.decisions[number]
-            if not self._is_new(decision):
+            if not self._is_new(decision, run.depth):
                 continue
             run.partings[number] = []
             for other in (n for n in range(len(decision.groups)) if n != decision.taken):
@@ -364,10 +401,11 @@ class _Cover:
                 found.append(child)
         return found
 
-    def _is_new(self, decision: Decision) -> bool:
-        """Whether a question was not followed yet; after many runs, whether none like it in other rounds was."""
+    def _is_new(self, decision: Decision, depth: int) -> bool:
+        """Whether a question was not followed yet; of a loop that goes on and on, whether none like it in other rounds was."""
         exact, alike = (decision.place, decision.on, decision.groups), decision.place
-        known = (alike if self._runs > MAX_RUNS else exact) in self._asked
+        goes_on = self._runs > MAX_RUNS or depth > MAX_DEPTH or decision.recursive
+        known = (alike if goes_on else exact) in self._asked
         self._asked.update((exact, alike))
         return not known
 
@@ -394,4 +432,4 @@ class _Preferring:
             return decision.groups.index(exact)
         known = self._preferred.get(decision.place)
         first = decision.groups.index(known) if known in decision.groups else 0
-        return (first + self._asked[decision.place] - 1) % len(decision.groups)
+        return _answer(first, self._asked[decision.place], len(decision.groups))
