@@ -84,11 +84,24 @@ def random_model(family: str) -> Any:
     return model
 
 
-def write_gguf(path: Path, family: str, model: Any, quantize: str = "F32") -> None:
-    """The model as a GGUF file; matrices in `quantize`."""
+def write_gguf(
+    path: Path,
+    family: str,
+    model: Any,
+    quantize: str = "F32",
+    *,
+    more: Callable[[Any], None] = lambda writer: None,
+    without: tuple[str, ...] = (),
+    files_of_tensors: int = 0,
+) -> None:
+    """The model as a GGUF file; matrices in `quantize`. more: what else is written; without: methods of the writer left out;
+    files_of_tensors: split into files of so many.
+    """
     import gguf
 
-    writer = gguf.GGUFWriter(str(path), family)
+    writer = gguf.GGUFWriter(str(path), family, split_max_tensors=files_of_tensors)
+    for name in without:
+        setattr(writer, name, lambda value: None)
     config = model.config
     writer.add_context_length(config.max_position_embeddings)
     writer.add_block_count(config.num_hidden_layers)
@@ -107,6 +120,7 @@ def write_gguf(path: Path, family: str, model: Any, quantize: str = "F32") -> No
     writer.add_token_list([f"t{i}" for i in range(VOCAB)])
     for name, parameter in model.named_parameters():
         _write_tensor(writer, family, name, parameter.detach().numpy(), config, quantize)
+    more(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -32,7 +32,12 @@ def read_folder(path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
     try:
         opened: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, local_files_only=True, trust_remote_code=False, output_loading_info=True
+            path,
+            dtype=dtype,
+            local_files_only=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
         )
     except (SafetensorError, OSError) as error:
         raise ModelLoadError(

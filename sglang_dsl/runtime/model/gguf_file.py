@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +13,31 @@ import torch
 from torch import Tensor
 
 from ...errors import ModelLoadError
+from ..supply import gguf_parts
 from ..text.gguf_header import TensorInfo, read_header
 from .gguf_names import ARCHITECTURES, Architecture, Array
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
+
+
+_REQUIRED = (
+    "context_length",
+    "block_count",
+    "embedding_length",
+    "attention.head_count",
+    "attention.layer_norm_rms_epsilon",
+)
+_ROPE_FACTORS = "rope_freqs.weight"
+_OTHERWISE = "use the model's Hugging Face folder (safetensors) instead"
+
+
+class _Part:
+    """One file: its header, and its bytes, mapped."""
+
+    def __init__(self, path: Path) -> None:
+        self.header = read_header(path)
+        self.data = np.memmap(path, dtype=np.uint8, mode="r", offset=0)
 
 
 class GgufFile:
@@ -29,8 +49,8 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._header = read_header(path)
-        self._data = np.memmap(path, dtype=np.uint8, mode="r", offset=0)
+        self._parts = [_Part(part) for part in self._files(path)]
+        self._header = self._parts[0].header
         name = str(self._field("general.architecture"))
         if name not in ARCHITECTURES:
             raise ModelLoadError(
@@ -40,22 +60,41 @@ class GgufFile:
         self._name = name
         self._architecture: Architecture = ARCHITECTURES[name]
 
+    def _files(self, path: Path) -> list[Path]:
+        """All files of a model that is split into several."""
+        count = read_header(path).metadata.get("split.count", 1)
+        files = gguf_parts(path)
+        if isinstance(count, int) and count > 1 and count != len(files):
+            raise ModelLoadError(
+                f"{path} is one of {count} files of a model, and their names do not say which",
+                hint=f"name them NAME-00001-of-{count:05}.gguf and so on, in one folder, and open any of them",
+            )
+        return files
+
+    def _tensors(self) -> Iterator[tuple[_Part, TensorInfo]]:
+        return ((part, tensor) for part in self._parts for tensor in part.header.tensors)
+
     def config(self) -> PretrainedConfig:
         """The transformers config, with float32 roundings in the file's numbers undone (0.00000999… is 1e-05)."""
         from transformers import AutoConfig
 
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = {"rope_parameters": self._rope()}
         for key, option in self._architecture.config.items():
             value = self._field(f"{self._name}.{key}", None)
             if value is not None:
                 values[option] = _shortest(value)
+            elif key in _REQUIRED:
+                raise ModelLoadError(f"{self._path} does not say {self._name}.{key}", hint=_OTHERWISE)
         if "vocab_size" not in values:
             values["vocab_size"] = len(self._field("tokenizer.ggml.tokens"))
-        values["tie_word_embeddings"] = all(t.name != "output.weight" for t in self._header.tensors)
-        values["rope_parameters"] = self._rope()
+        values["tie_word_embeddings"] = all(t.name != "output.weight" for _, t in self._tensors())
         if self._name == "gemma3":
             values["query_pre_attn_scalar"] = _gemma_query_scale(values)
-        values |= {f"{n}_token_id": self._field(f"tokenizer.ggml.{n}_token_id", None) for n in ("bos", "eos")}
+        for name in ("bos", "eos"):
+            token_id = self._field(f"tokenizer.ggml.{name}_token_id", None)
+            values[f"{name}_token_id"] = (
+                token_id if isinstance(token_id, int) and token_id < values["vocab_size"] else None
+            )
         return AutoConfig.for_model(self._architecture.model_type, **values)
 
     def state(self, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -63,27 +102,29 @@ class GgufFile:
         queries = int(self._field(f"{self._name}.attention.head_count"))
         keys = int(self._field(f"{self._name}.attention.head_count_kv", queries))
         state = {}
-        for tensor in self._header.tensors:
+        for part, tensor in self._tensors():
+            if tensor.name == _ROPE_FACTORS:
+                continue  # in the config
             name = self._architecture.parameter(tensor.name)
             if name is None:
                 raise ModelLoadError(
                     f"{self._path}: tensor {tensor.name!r} has no place in a {self._name} model",
                     hint="use the model's Hugging Face folder (safetensors) instead",
                 )
-            values = self._architecture.restore(tensor.name)(self._dequantized(tensor), queries, keys)
+            values = self._architecture.restore(tensor.name)(self._dequantized(part, tensor), queries, keys)
             state[name] = torch.from_numpy(np.array(values, dtype=np.float32)).to(dtype)
         return state
 
-    def _dequantized(self, tensor: TensorInfo) -> Array:
+    def _dequantized(self, part: _Part, tensor: TensorInfo) -> Array:
         """Float32 values, slowest dimension first."""
         try:
             kind = gguf.GGMLQuantizationType(tensor.kind)
             block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
             shape = (*reversed(tensor.shape[1:]), tensor.shape[0] // block * block_bytes)
-            begin = self._header.data_offset + tensor.offset
-            stored = self._data[begin : begin + math.prod(shape)].reshape(shape)
+            begin = part.header.data_offset + tensor.offset
+            stored = part.data[begin : begin + math.prod(shape)].reshape(shape)
             values: Array = gguf.dequantize(stored, kind)
-        except (NotImplementedError, ValueError) as error:
+        except (NotImplementedError, ValueError, KeyError, IndexError, OverflowError) as error:
             raise ModelLoadError(
                 f"{self._path}: tensor {tensor.name} (type {tensor.kind}) cannot be read: {error}",
                 hint="download the file again; if it persists, use another quantization of the model",
@@ -91,18 +132,52 @@ class GgufFile:
         return values
 
     def _rope(self) -> dict[str, Any]:
-        if self._field(f"{self._name}.rope.scaling.type", "none") not in ("none", None):
-            raise ModelLoadError(
-                f"{self._path} scales its rotary positions, which GGUF files do not describe exactly",
-                hint="use the model's Hugging Face folder (safetensors) instead",
-            )
+        """Rotary parameters; scaling in each spelling that files have had."""
         theta = _shortest(self._field(f"{self._name}.rope.freq_base", 10000.0))
+        plain = {"rope_type": "default", "rope_theta": theta}
+        scaled = self._scaled_rope(theta) or plain
+        self._refuse_partial_rotation()
         if self._name != "gemma3":
-            return {"rope_type": "default", "rope_theta": theta}
+            return scaled
+        return {"full_attention": scaled, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+
+    def _scaled_rope(self, theta: float) -> dict[str, Any] | None:
+        """`rope.scaling.type` with a factor; a factor alone, and the older `rope.scale_linear`, mean linear. Factors per
+        frequency come as a tensor (Llama 3.1); transformers takes such a list as LongRoPE's, the same for all lengths.
+        """
+        kind = self._field(f"{self._name}.rope.scaling.type", None)
+        factor = self._field(f"{self._name}.rope.scaling.factor", self._field(f"{self._name}.rope.scale_linear", 0.0))
+        if not isinstance(factor, (int, float)) or kind not in (None, "none", "linear"):
+            raise ModelLoadError(
+                f"{self._path} scales its rotary positions by {kind}, which GGUF files do not describe exactly",
+                hint=_OTHERWISE,
+            )
+        scales = kind != "none" and factor not in (0, 1)
+        found = next(((part, t) for part, t in self._tensors() if t.name == _ROPE_FACTORS), None)
+        if found is None:
+            return {"rope_type": "linear", "rope_theta": theta, "factor": _shortest(factor)} if scales else None
+        if scales:
+            raise ModelLoadError(f"{self._path} scales its rotary positions twice", hint=_OTHERWISE)
+        factors = [float(value) for value in self._dequantized(*found).reshape(-1)]
         return {
-            "full_attention": {"rope_type": "default", "rope_theta": theta},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-        }
+            "rope_type": "longrope", "rope_theta": theta, "factor": 1.0, "attention_factor": 1.0,
+            "short_factor": factors, "long_factor": factors,
+            "original_max_position_embeddings": int(self._field(f"{self._name}.context_length")),
+        }  # fmt: skip
+
+    def _refuse_partial_rotation(self) -> None:
+        rotated = self._field(f"{self._name}.rope.dimension_count", None)
+        if rotated is None:
+            return
+        heads = int(self._field(f"{self._name}.attention.head_count"))
+        size = self._field(
+            f"{self._name}.attention.key_length", int(self._field(f"{self._name}.embedding_length")) // heads
+        )
+        if rotated != size:
+            raise ModelLoadError(
+                f"{self._path} rotates {rotated} of the {size} dimensions of a head, which a {self._name} model cannot here",
+                hint=_OTHERWISE,
+            )
 
     def _field(self, key: str, *default: Any) -> Any:
         if key in self._header.metadata:

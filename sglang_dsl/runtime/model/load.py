@@ -15,7 +15,7 @@ from ...errors import DslError, ModelLoadError
 from . import check, linears, settings
 from .adapter import PackedModel, StepModel, probe
 from .context import context_tokens, refuse_unknown, thresholds
-from .folder import read_folder
+from .folder import read_folder, shown
 from .gguf_file import GgufFile
 from .invariant import TiledModel
 from .options import DEFAULT_KV_BYTES, ModelOptions
@@ -189,7 +189,13 @@ def _read_gguf(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             file.config(), dtype=dtype
         )
-    missing, unexpected = model.load_state_dict(file.state(dtype), strict=False, assign=True)
+    state = file.state(dtype)
+    wrong = [name for name, p in model.named_parameters() if name in state and state[name].shape != p.shape]
+    if wrong:
+        raise ModelLoadError(
+            f"{path} holds tensors of other shapes than it says: {shown(wrong)}", hint="download it again"
+        )
+    missing, unexpected = model.load_state_dict(state, strict=False, assign=True)
     model.tie_weights()
     tied = set(getattr(model, "all_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
     if set(missing) - tied or unexpected:

@@ -113,6 +113,10 @@ def _by_length(kind: str) -> bool:
 def rotary_kinds(module: nn.Module) -> Iterator[tuple[str | None, str]]:
     """Rotary types of a module, by the layer types it rotates for (None: for all alike)."""
     kind = getattr(module, "rope_type", None)
+    if kind == "longrope":
+        parameters: Any = getattr(module.config, "rope_parameters", {})
+        if parameters.get("short_factor") == parameters.get("long_factor"):
+            kind = "factors"  # one table for all lengths
     if isinstance(kind, str):
         yield None, kind
     elif isinstance(kind, dict):

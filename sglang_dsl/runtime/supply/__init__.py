@@ -3,7 +3,7 @@
 from .catalogue import CATALOGUE, CatalogueEntry
 from .download import pull
 from .folder import cache_folder
-from .models import ModelFiles, ModelListing, list_models, locate
+from .models import ModelFiles, ModelListing, gguf_parts, list_models, locate
 from .progress import Progress, progress_bars
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "ModelListing",
     "Progress",
     "cache_folder",
+    "gguf_parts",
     "list_models",
     "locate",
     "progress_bars",

@@ -11,9 +11,9 @@ _BLOCKS = 64
 _WHOLE_BELOW_BYTES = 32 * 1024 * 1024  # configurations and tokenizers are read whole
 
 
-def file_fingerprint(path: Path) -> str:
-    """Of one model file."""
-    return _digest([path])
+def file_fingerprint(*paths: Path) -> str:
+    """Of a model in one file, or in several."""
+    return _digest(list(paths))
 
 
 def folder_fingerprint(folder: Path) -> str:

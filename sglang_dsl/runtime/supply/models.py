@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -58,8 +59,32 @@ def locate(name_or_path: str | os.PathLike[str]) -> ModelFiles:
     if path.is_dir():
         return _folder_files(path)
     if path.is_file():
-        return ModelFiles(kind="gguf", path=path, name=path.stem, fingerprint=file_fingerprint(path))
+        parts = gguf_parts(path)
+        return ModelFiles(kind="gguf", path=parts[0], name=path.stem, fingerprint=file_fingerprint(*parts))
     raise _not_found(name, path)
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """All files of the GGUF model that `path` is one file of, the first one first: `NAME-00001-of-00003.gguf` and so on.
+
+    Raises:
+        ModelLoadError: some of them are not there.
+    """
+    match = _PART.fullmatch(path.name)
+    if match is None:
+        return [path]
+    count = int(match["count"])
+    parts = [path.with_name(f"{match['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    missing = [part.name for part in parts if not part.is_file()]
+    if missing:
+        raise ModelLoadError(
+            f"{path} is one of {count} files of a model; beside it are missing: {', '.join(missing[:4])}",
+            hint="put all files of the model into one folder and open any of them",
+        )
+    return parts
+
+
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def _catalogue_files(entry: CatalogueEntry) -> ModelFiles:

@@ -9,6 +9,7 @@ import mmap
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,23 @@ class GgufHeader:
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read the header.
+    """Read the header; read once for as long as the file stays the same.
 
     Raises:
         ModelLoadError: not a GGUF file, an unknown version, or a file that ends too early.
     """
+    state = path.stat()
+    return _read(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read(path: Path, size: int, changed_ns: int) -> GgufHeader:
     with path.open("rb") as file, _map(file.fileno(), path) as data:
         if data[:4] != _MAGIC:
             raise ModelLoadError(f"{path} is not a GGUF file", hint="give a .gguf file or a Hugging Face folder")
         try:
             return _Reader(data, path).header()
-        except (struct.error, UnicodeDecodeError) as error:
+        except (struct.error, UnicodeDecodeError, OverflowError, MemoryError, RecursionError, TypeError) as error:
             raise ModelLoadError(
                 f"the header of {path} is damaged or incomplete: {error}", hint="download the file again"
             ) from error

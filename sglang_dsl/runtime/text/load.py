@@ -53,7 +53,11 @@ def _from_gguf(path: Path, fingerprint: str) -> LoadedText:
     metadata = read_header(path).metadata
     tokens = metadata.get("tokenizer.ggml.tokens") or []
     ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _GGUF_NAMES.items()}
-    variables = {name: tokens[token_id] for name, token_id in ids.items() if token_id is not None}
+    variables = {
+        name: tokens[token_id]
+        for name, token_id in ids.items()
+        if isinstance(token_id, int) and 0 <= token_id < len(tokens)
+    }
     return _join(tokenizer_from_gguf(metadata, fingerprint), metadata.get("tokenizer.chat_template"), variables)
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from os import PathLike
 from typing import TYPE_CHECKING
 
-from ....errors import MissingExtraError
+from ....errors import DslError, MissingExtraError, ModelLoadError
 from ...supply import locate
 from ..interpreted import InterpretedExecutor
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
     from ...model.options import ModelOptions
 
 DEFAULT_MODEL = "smollm2"
+_SHOWN = 400  # characters of a library's error that are passed on
 _NEEDED = ("torch", "transformers", "tokenizers", "xgrammar", "gguf")
 
 
@@ -39,6 +43,28 @@ def open_engine(
 ) -> Engine:
     """The engine itself, for token-in token-out use. Errors as `open_model`."""
     _need_extra()
+    with _named_errors(os.fspath(name) or DEFAULT_MODEL):
+        return _opened(name, options, config)
+
+
+@contextmanager
+def _named_errors(name: str) -> Iterator[None]:
+    """Whatever opening meets is one of this project's errors: files hold anything, and libraries raise anything."""
+    try:
+        yield
+    except DslError:
+        raise
+    except PermissionError as error:
+        raise ModelLoadError(f"{error.filename or name} may not be read", hint="change its permissions") from error
+    except Exception as error:
+        said = " ".join(str(error).split())[:_SHOWN]
+        raise ModelLoadError(
+            f"{name} cannot be opened: {type(error).__name__}: {said}",
+            hint="correct what is named in its files, or download the model again",
+        ) from error
+
+
+def _opened(name: str | PathLike[str], options: ModelOptions | None, config: EngineConfig | None) -> Engine:
     files = locate(name or DEFAULT_MODEL)
 
     from ...model import settings
