@@ -10,6 +10,7 @@ imports another part of the project.
 from __future__ import annotations
 
 import linecache
+import pickle
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,6 +85,65 @@ class DslError(Exception):
         if self.origin is None:
             self.origin = origin
         return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles with every field and its cause. What cannot go to another process is replaced by its words."""
+        state = {name: _sendable(value) for name, value in self.__dict__.items()}
+        cause, context = _sendable(self.__cause__), _sendable(self.__context__)
+        kind = next(base for base in type(self).__mro__ if "<locals>" not in base.__qualname__)
+        return _restored, (kind, self.args, state, cause, context, self.__suppress_context__)
+
+    def __copy__(self) -> DslError:
+        return _restored(
+            type(self), self.args, self.__dict__, self.__cause__, self.__context__, self.__suppress_context__
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DslError:
+        return self.__copy__()  # what it holds is for reading, and may be what cannot be copied
+
+
+class RemoteError(Exception):
+    """Stands for an exception that could not be sent to another process: it holds its class name and its words."""
+
+    def __init__(self, kind: str, what: str) -> None:
+        super().__init__(kind, what)
+        self.kind = kind
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}"
+
+
+def _restored(
+    kind: type[DslError],
+    args: tuple[Any, ...],
+    state: dict[str, Any],
+    cause: BaseException | None,
+    context: BaseException | None,
+    suppress_context: bool,
+) -> DslError:
+    """An error as it was, without asking its `__init__`, whose arguments are the class's own."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    error.__cause__, error.__context__ = cause, context
+    error.__suppress_context__ = suppress_context
+    return error
+
+
+def _sendable(value: Any) -> Any:
+    """`value`, with what does not survive pickling replaced by its words. Errors of ours always survive."""
+    if value is None or isinstance(value, (DslError, Origin, bool, int, float, str)):
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(map(_sendable, value))
+    try:
+        pickle.loads(pickle.dumps(value))
+    except Exception:  # noqa: BLE001  whatever a foreign class does about it
+        if isinstance(value, BaseException):
+            return RemoteError(type(value).__name__, str(value))
+        return repr(value)
+    return value
 
 
 def _excerpt(origin: Origin) -> list[str]:

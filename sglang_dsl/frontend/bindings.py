@@ -17,6 +17,9 @@ Convert: TypeAlias = Callable[[Any], Any]
 LIST_MODES = frozenset({"all", "settle", "first"})
 
 
+_NOT_YET: Any = object()
+
+
 class Bound:
     """One assignment: the value of a node. `source`: the call or name it stands for in messages.
 
@@ -24,7 +27,7 @@ class Bound:
     earlier, earlier_of_handle: what its name and its handle stood for before; set once, when it is bound.
     """
 
-    __slots__ = ("context", "convert", "earlier", "earlier_of_handle", "node_id", "source")
+    __slots__ = ("_made", "context", "convert", "earlier", "earlier_of_handle", "node_id", "source")
 
     def __init__(self, node_id: str, convert: Convert | None = None, source: object = None) -> None:
         self.node_id = node_id
@@ -33,6 +36,7 @@ class Bound:
         self.source = source
         self.earlier: Bound | None = None
         self.earlier_of_handle: Bound | None = None
+        self._made: Any = _NOT_YET
 
     @property
     def label(self) -> str:
@@ -52,8 +56,12 @@ class Bound:
         return (self.expression,) if isinstance(self.expression, Reference) else ()
 
     def finish(self, outcome: Outcome) -> Any:
-        """The value the user reads."""
-        return self.typed(outcome.value)
+        """The value the user reads: the same object each time."""
+        if self.convert is None:
+            return outcome.value
+        if self._made is _NOT_YET:
+            self._made = self.typed(outcome.value)
+        return self._made
 
     def typed(self, value: Any) -> Any:
         """JSON-like data as the type that was asked for."""

@@ -143,11 +143,12 @@ class RawText(Expression):
 class Mention(Expression):
     """The value of something appended earlier, without waiting for it; made by `s.ref(x)`."""
 
-    __slots__ = ("label", "pieces")
+    __slots__ = ("bound", "label", "pieces")
 
-    def __init__(self, pieces: tuple[Piece, ...], label: str) -> None:
+    def __init__(self, pieces: tuple[Piece, ...], label: str, bound: Bound | None = None) -> None:
         self.pieces = pieces
         self.label = label
+        self.bound = bound  # what is mentioned, where it is one value
 
     def __repr__(self) -> str:
         return f"ref({self.label})"

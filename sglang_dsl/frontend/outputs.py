@@ -10,17 +10,21 @@ a JSON schema as a dict     that schema                plain JSON
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from functools import lru_cache
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     Literal,
     NotRequired,
     Required,
+    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -28,7 +32,9 @@ from typing import (
 )
 
 from ..errors import InvalidValueError, SpecError
+from ..ir.nodes import Json
 from ..ir.specs import ConstraintSpec, Decode
+from .annotations import complete
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -64,10 +70,27 @@ def output_of(wanted: Any) -> Output:
     """
     if isinstance(wanted, Mapping):
         return Output(ConstraintSpec.json_schema(dict(wanted)), "json")
+    _check_is_type(wanted)
     try:
         return _of_type(wanted)
     except TypeError:  # an unhashable annotation
         return _uncached(wanted)
+
+
+def _check_is_type(wanted: Any) -> None:
+    """Raise SpecError for a value where a type belongs."""
+    if isinstance(wanted, (str, bytes)):
+        looks_like_json = str(wanted).lstrip()[:1] in ("{", "[")
+        hint = "json.loads(...) of it: a schema is a dict" if looks_like_json else "the type itself, without quotes"
+        raise SpecError(f"{_short(wanted)} is text, not a type or a schema", hint=hint)
+    if isinstance(wanted, (bool, int, float, list, tuple, set, frozenset)):
+        raise SpecError(
+            f"{_short(wanted)} is a value, not a type", hint="a type (int, list[str], a model), or a schema as a dict"
+        )
+    if isinstance(wanted, Enum):
+        raise SpecError(f"{wanted!r} is one member", hint=f"type={type(wanted).__name__}, or Literal[{wanted}]")
+    if not isinstance(wanted, type) and (is_dataclass(wanted) or hasattr(type(wanted), "model_fields")):
+        raise SpecError(f"a {type(wanted).__name__} object is not a type", hint=f"its class: {type(wanted).__name__}")
 
 
 def _uncached(wanted: Any) -> Output:
@@ -80,7 +103,7 @@ def _uncached(wanted: Any) -> Output:
     if isinstance(wanted, type) and wanted in simple:
         return simple[wanted]
     if get_origin(wanted) is Literal:
-        return _one_of(get_args(wanted))
+        return _literal(get_args(wanted))
     if isinstance(wanted, type) and issubclass(wanted, Enum):
         return _enum(wanted)
     return _schema(wanted)
@@ -89,33 +112,75 @@ def _uncached(wanted: Any) -> Output:
 _of_type = lru_cache(maxsize=512)(_uncached)  # a type adapter takes milliseconds to build
 
 
-def _one_of(values: tuple[Any, ...]) -> Output:
-    if all(isinstance(v, str) for v in values):
-        return Output(ConstraintSpec.choices(values))
-    if any(not isinstance(v, (str, int, bool, type(None))) for v in values):
-        raise SpecError(f"Literal{list(values)} holds values that are not JSON", hint="use str, int, bool or None")
-    return Output(ConstraintSpec.choices(tuple(json.dumps(v) for v in values)), "json")
+def _literal(values: tuple[Any, ...]) -> Output:
+    what = f"Literal{list(values)}"
+    if any(isinstance(value, float) and not isinstance(value, Enum) for value in values):
+        raise SpecError(f"{what} holds a float, which Python's Literal does not take", hint="an Enum with float values")
+    return one_of(values, what)
+
+
+def one_of(values: Iterable[Any], what: str) -> Output:
+    """The output that is one of a few values: text as it is, all else as JSON; members of Enums are read as themselves.
+
+    Raises:
+        SpecError: none, one that is not JSON, or two that are written alike. `what` names them.
+    """
+    members = tuple(values)
+    plain = [member.value if isinstance(member, Enum) else member for member in members]
+    for value in plain:
+        if type(value) not in (str, int, float, bool, type(None)) or value != value or value in (math.inf, -math.inf):
+            raise SpecError(
+                f"{what} holds {_short(value)}, which is not JSON",
+                hint="use str, int, float, bool, None, or Enums of them",
+            )
+    textual = all(isinstance(value, str) for value in plain)
+    texts = tuple(plain) if textual else tuple(json.dumps(value) for value in plain)
+    read: dict[tuple[type, Json], Any] = {}
+    for value, member in zip(plain, members, strict=True):
+        known = read.setdefault((type(value), value), member)
+        if type(known) is not type(member) or known != member:
+            raise SpecError(f"{what} holds {known!r} and {member!r}, which are written alike", hint="keep one of them")
+    convert = OneOf(read) if any(isinstance(member, Enum) for member in members) else None
+    return Output(ConstraintSpec.choices(tuple(dict.fromkeys(texts))), "text" if textual else "json", convert)
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Reads a value as the member of an Enum that it stands for."""
+
+    members: Mapping[tuple[type, Json], Any]
+
+    def __call__(self, value: Any) -> Any:
+        """The member. Raises ValueError where it is none's value."""
+        try:
+            return self.members[type(value), value]
+        except (KeyError, TypeError):
+            raise ValueError(f"{value!r} is none of {list(self.members.values())}") from None
 
 
 def _enum(kind: type[Enum]) -> Output:
-    values = tuple(member.value for member in kind)
-    if not values:
+    if not len(kind):
         raise SpecError(f"{kind.__name__} has no members", hint="give the Enum at least one member")
-    inner = _one_of(values)
+    inner = one_of(kind, kind.__name__)
     return Output(inner.constraint, inner.decode, kind)
 
 
 def _schema(wanted: Any) -> Output:
-    from pydantic import PydanticUserError, TypeAdapter
+    from pydantic import PydanticUserError
     from pydantic.errors import PydanticSchemaGenerationError
+    from pydantic_core import SchemaError
 
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(_portable(wanted))
+        adapter = _adapter(wanted)
         schema = adapter.json_schema()
-    except (PydanticUserError, PydanticSchemaGenerationError, NameError) as error:
+    except (PydanticUserError, PydanticSchemaGenerationError, SchemaError, NameError, TypeError) as error:
         raise SpecError(
-            f"no JSON schema can be made of {_named(wanted)}: {str(error).splitlines()[0]}",
-            hint="use int, float, bool, str, Literal, Enum, a dataclass, TypedDict, pydantic model or a JSON schema dict",
+            f"no JSON schema can be made of {named(wanted)}: {_reason(error)}",
+            hint=(
+                "define it where the class that mentions it can see it, at run time too"
+                if isinstance(error, NameError) or "not fully defined" in str(error)
+                else "use int, float, bool, str, Literal, Enum, a dataclass, TypedDict, pydantic model or a JSON schema dict"
+            ),
         ) from error
 
     return Output(
@@ -140,9 +205,59 @@ class Converted:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"])) or "the value"
             raise InvalidValueError(
-                f"{_named(self.wanted)} does not accept it: {where}: {first['msg']}",
+                f"{named(self.wanted)} does not accept it: {where}: {first['msg']}",
                 text=json.dumps(data, ensure_ascii=False),
             ) from error
+
+
+def _adapter(wanted: Any) -> TypeAdapter[Any]:
+    """Pydantic's adapter; names that annotations of local classes mention are looked up with whoever calls.
+
+    Raises:
+        PydanticUserError, NameError, ...: no schema can be made of it.
+    """
+    from pydantic import PydanticUndefinedAnnotation, PydanticUserError, TypeAdapter
+
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(_portable(wanted))
+        if adapter.pydantic_complete:
+            return adapter
+    except (NameError, PydanticUndefinedAnnotation):
+        pass
+    except PydanticUserError as error:
+        if error.code not in ("class-not-fully-defined", "undefined-annotation"):
+            raise
+    complete(wanted)
+    adapter = TypeAdapter(_portable(wanted))
+    if not adapter.pydantic_complete:
+        adapter.rebuild()
+    return adapter
+
+
+def adapter_of(wanted: Any) -> TypeAdapter[Any] | None:
+    """Pydantic's adapter for a type, None where it has no notion of it."""
+    try:
+        return _adapter_if_any(wanted)
+    except TypeError:  # an unhashable annotation
+        return _adapter_if_any.__wrapped__(wanted)
+
+
+@lru_cache(maxsize=512)
+def _adapter_if_any(wanted: Any) -> TypeAdapter[Any] | None:
+    from pydantic import PydanticUserError
+    from pydantic.errors import PydanticSchemaGenerationError
+    from pydantic_core import SchemaError
+
+    try:
+        return _adapter(wanted)
+    except (PydanticUserError, PydanticSchemaGenerationError, SchemaError, NameError):
+        return None
+
+
+def _reason(error: Exception) -> str:
+    """Why pydantic has no schema, in a line: the missing name where there is one."""
+    name = getattr(error, "name", None)
+    return f"{name!r} is defined nowhere that it could see" if name else str(error).splitlines()[0]
 
 
 def _says_all(wanted: Any) -> bool:
@@ -165,14 +280,30 @@ def _portable(wanted: Any) -> Any:
             fields[key] = plain if key in wanted.__required_keys__ else NotRequired[plain]
         make: Any = TypedDict  # its functional form wants literal arguments
         return make(wanted.__name__, fields)
-    arguments = get_args(wanted)
-    if get_origin(wanted) in (list, dict, tuple, set, frozenset) and arguments:
-        return get_origin(wanted)[tuple(map(_portable, arguments))]
-    return wanted
+    origin, arguments = get_origin(wanted), get_args(wanted)
+    if not arguments or origin is Literal:
+        return wanted
+    portable = tuple(map(_portable, arguments))
+    if all(new is old for new, old in zip(portable, arguments, strict=True)):
+        return wanted
+    if origin is Annotated:
+        return Annotated[(portable[0], *wanted.__metadata__)]
+    if origin in (Union, types.UnionType):
+        return Union[portable]  # noqa: UP007  of as many as there are
+    return origin[portable] if origin in _CONTAINERS else wanted
 
 
-def _named(wanted: Any) -> str:
-    return wanted.__name__ if isinstance(wanted, type) else repr(wanted)
+_CONTAINERS = (list, dict, tuple, set, frozenset, Sequence, Mapping, Iterable, Collection)
+
+
+def named(wanted: Any) -> str:
+    """What messages call a type."""
+    return wanted.__name__ if isinstance(wanted, type) and not get_args(wanted) else repr(wanted).replace("typing.", "")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _closed(schema: Any) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
 
 from ..errors import DecorationError, Origin, ProgramError
 from ..ir.execution import RunSpec, check_models_allowed, resolve
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 Body = Callable[..., Any]
+Binding = Literal["instance", "class"]
 _OPTION_NAMES = frozenset(field.name for field in fields(RunOptions))
 
 
@@ -52,18 +54,21 @@ class Program(Generic[P, R]):
         method_of: object = None,
         sites: Sites | None = None,
         parameters: tuple[str, ...] | None = None,
+        binding: Binding = "instance",
+        root: Program[..., R] | None = None,
     ) -> None:
+        functools.update_wrapper(self, function, updated=())
         self.function = function
         self.name = function.__name__
-        self.__name__ = function.__name__
-        self.__doc__ = function.__doc__
         self.pure = pure
         self.asynchronous = inspect.iscoroutinefunction(function)
         self.origin = origin or Origin(function.__code__.co_filename, function.__code__.co_firstlineno, self.name)
         self.sites = sites or Sites(self.name, function.__code__)
         self.bound = dict(bound or {})
         self._method_of = method_of
-        self.parameters = _own_parameters(function) if parameters is None else parameters
+        self._binding = binding
+        self._origin_program: Program[..., R] = self if root is None else root
+        self.parameters = _own_parameters(function, binding) if parameters is None else parameters
 
     # calling inside another program ------------------------------------------------------------------------------
 
@@ -81,9 +86,43 @@ class Program(Generic[P, R]):
         return result
 
     def __get__(self, instance: object, owner: type | None = None) -> Program[..., R]:
-        if instance is None:
+        if self._method_of is not None:
             return self
-        return self._copy(method_of=instance)
+        if self._binding == "class":
+            return self._copy(method_of=type(instance) if owner is None else owner)
+        return self if instance is None else self._copy(method_of=instance)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """That of the function; of a method without what it was looked up on."""
+        signature = inspect.signature(self.function)
+        if self._method_of is None:
+            return signature
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def __eq__(self, other: object) -> bool:
+        if self is other or not isinstance(other, Program):
+            return self is other
+        mine, theirs = (self._origin_program, self._method_of), (other._origin_program, other._method_of)
+        return all(a is b for a, b in zip(mine, theirs, strict=True)) and not (self.bound or other.bound)
+
+    def __hash__(self) -> int:
+        return hash((id(self._origin_program), id(self._method_of)))
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By qualified name, as its function would; with what was given to it since."""
+        root = self._origin_program
+        if root is self:
+            return str(self.function.__qualname__)
+        if isinstance(self._method_of, type) and not self.bound:
+            return getattr, (self._method_of, root.function.__name__)
+        return _restored, (root, self.bound, self._method_of)
+
+    def __copy__(self) -> Program[P, R]:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Program[P, R]:
+        return self
 
     def bind(self, **arguments: Any) -> Program[..., R]:
         """The program with some arguments given; what a run states itself wins."""
@@ -105,6 +144,8 @@ class Program(Generic[P, R]):
             method_of=self._method_of if method_of is None else method_of,
             sites=self.sites,
             parameters=self.parameters,
+            binding=self._binding,
+            root=self._origin_program,
         )
 
     def call(self, state: State, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -314,6 +355,10 @@ class Program(Generic[P, R]):
         return f"<program {self.name} at {self.origin}>"
 
 
+def _restored(root: Program[..., R], bound: Mapping[str, Any], method_of: object) -> Program[..., R]:
+    return root._copy(bound=bound, method_of=method_of)
+
+
 def run_async_session(session: Session[R]) -> Result[R]:
     """Run an `async def` body from a synchronous caller, also where this thread's event loop is running already."""
     import asyncio
@@ -374,12 +419,15 @@ def program(function: Any = None, /, *, pure: bool = False) -> Any:
 
 def _decorated(function: Any, pure: bool) -> Program[..., Any]:
     origin = caller_origin()
-    if isinstance(function, (staticmethod, classmethod)):
-        raise DecorationError(
-            f"@program stands above @{type(function).__name__}",
-            hint=f"@{type(function).__name__} above @program",
-            origin=origin,
-        )
+    if not isinstance(pure, bool):
+        raise DecorationError(f"pure={pure!r} is neither True nor False", hint="@program(pure=True)", origin=origin)
+    binding: Binding = "instance"
+    if isinstance(function, classmethod):
+        binding, function = "class", function.__func__
+    if isinstance(function, staticmethod):
+        raise DecorationError("@program stands above @staticmethod", hint="@staticmethod above @program", origin=origin)
+    if isinstance(function, Program):
+        raise DecorationError(f"{function.name} is a program already", hint="one @program is enough", origin=origin)
     if not inspect.isfunction(function):
         raise DecorationError(f"{function!r} is not a function", hint="put @program on a def", origin=origin)
     here = Origin(function.__code__.co_filename, function.__code__.co_firstlineno, function.__name__)
@@ -389,13 +437,21 @@ def _decorated(function: Any, pure: bool) -> Program[..., Any]:
             hint="return the values; prog.stream(...) gives text while it is written",
             origin=here,
         )
-    _state_parameter(function, here)
-    return Program(function, pure=pure, origin=here)
+    _state_parameter(function, here, binding)
+    return Program(function, pure=pure, origin=here, binding=binding)
 
 
-def _state_parameter(function: Any, origin: Origin) -> None:
+def _is_method(function: Any, binding: Binding) -> bool:
+    """Whether the first parameter is an object or a class, not the state."""
+    if binding == "class":
+        return True
+    parameters = list(inspect.signature(function).parameters)
+    return bool(parameters) and parameters[0] in ("self", "cls")
+
+
+def _state_parameter(function: Any, origin: Origin, binding: Binding) -> None:
     parameters = list(inspect.signature(function).parameters.values())
-    if parameters and parameters[0].name in ("self", "cls"):
+    if _is_method(function, binding):
         parameters = parameters[1:]
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not parameters or parameters[0].kind not in positional:
@@ -406,9 +462,9 @@ def _state_parameter(function: Any, origin: Origin) -> None:
         )
 
 
-def _own_parameters(function: Any) -> tuple[str, ...]:
+def _own_parameters(function: Any, binding: Binding) -> tuple[str, ...]:
     """Names of the parameters after the state, in order; those of `*args` and `**kwargs` are none."""
     parameters = list(inspect.signature(function).parameters.values())
-    skipped = 2 if parameters[0].name in ("self", "cls") else 1
+    skipped = 2 if _is_method(function, binding) else 1
     named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return tuple(p.name for p in parameters[skipped:] if p.kind in named)

@@ -7,7 +7,7 @@ A recorder owns the graph that grows. Everything that differs between running an
 
     append      nodes of one statement, already complete; raises what the border can see, and then nothing has happened
     pieces      a string that crosses the border into text (a tracer finds the tags of abstract values in it)
-    expression  a Python value that crosses the border as data: tool arguments, return values
+    expression  a Python value that crosses the border as data: return values; `arguments` those of a tool
     read        the value of something bound: waits for it, or is an abstract value
     switch, loop, map    run an arm or a body on real values, or record it as a sub-graph
 """
@@ -22,16 +22,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..errors import DeadlineError, Origin, ProgramError, UnresolvedError
 from ..ir.execution import Outcome, Run, on_loop
 from ..ir.graph import Graph
-from ..ir.nodes import Expression, Node, Piece, Plain
+from ..ir.nodes import Constant, DictOf, Expression, Node, Objects, Piece, Plain
 from ..ir.specs import DEFAULT_MAX_DEPTH
 from .bindings import Bound
-from .data import data_of_value
+from .data import Find, Template, argument_of_value, data_of_value
 from .regions import Body, given, is_async, run_loop, run_map, run_switch
 from .sites import Site, Sites, caller_origin
 from .waiting import wait
 
 if TYPE_CHECKING:
     pass
+
+    from .tools import Tool
 
 
 class Recorder(Protocol):
@@ -52,8 +54,13 @@ class Recorder(Protocol):
     def pieces(self, text: str) -> tuple[Piece, ...]:
         """A string as pieces of a Text node."""
 
-    def expression(self, value: Any, origin: Origin) -> Expression:
-        """A Python value as an expression. Raises ProgramError where it is not data."""
+    def expression(self, value: Any, find: Find, origin: Origin) -> Expression:
+        """A Python value as an expression; `find` says what handles in it stand for. Raises ProgramError where it is not data."""
+
+    def arguments(
+        self, tool: Tool[..., Any], given: Mapping[str, Any], find: Find, origin: Origin
+    ) -> tuple[DictOf, Objects | None]:
+        """The arguments of a tool for the graph, and as the objects that they are where the graph does not say it all."""
 
     def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
         """The value of what is bound. Raises the cause where it failed; DeadlineError after `timeout_s`."""
@@ -159,9 +166,28 @@ class LiveRecorder:
         """The text itself."""
         return (Plain(text),)
 
-    def expression(self, value: Any, origin: Origin) -> Expression:
+    def expression(self, value: Any, find: Find, origin: Origin) -> Expression:
         """Plain data."""
-        return data_of_value(value, origin)
+        return data_of_value(value, find, origin)
+
+    def arguments(
+        self, tool: Tool[..., Any], given: Mapping[str, Any], find: Find, origin: Origin
+    ) -> tuple[DictOf, Objects | None]:
+        """What is known already is converted now, so that a wrong argument fails at its line."""
+        pairs: list[tuple[str, Expression]] = []
+        typed: dict[str, Any] = {}
+        same = True
+        for name, value in given.items():
+            expression = argument_of_value(value, find, origin)
+            if isinstance(expression, Constant):
+                typed[name] = tool.given(name, value, origin)
+                if expression.to_json is not None:
+                    expression = Constant(expression.value, tool.conversion(name).to_json)
+                same = same and typed[name] is value
+            else:
+                typed[name], same = value, False
+            pairs.append((name, expression))
+        return DictOf(tuple(pairs)), None if same else Template(typed, find, origin)
 
     def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
         """Wait for the node and convert."""

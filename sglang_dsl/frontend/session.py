@@ -11,9 +11,9 @@ from ..ir.execution import Executor, Run, RunSpec, RunSummary, check_models_allo
 from ..ir.graph import Graph
 from ..ir.nodes import Join, Return
 from .bindings import Bindings
+from .data import MENTIONS, mentions_in, replaced, resolved_mention
 from .drafting import Cursor, Line
-from .expressions import Expression
-from .joined import Lazy
+from .expressions import Expression, Handle
 from .recorder import LiveRecorder
 from .result import Result, attach
 from .sites import Sites
@@ -58,7 +58,7 @@ class Session(Generic[R]):
             value = self._body(self.state)
             self._check_returned(value)
             self._note_return(value)
-            value = resolved(value)
+            value = replaced(value, MENTIONS, self._read)
             summary = wait(self.run.seal())
             error = self._failure_at_end(summary)
         except BaseException as raised:  # noqa: BLE001  whatever ended the body ends the run; the caller raises it
@@ -75,7 +75,7 @@ class Session(Generic[R]):
             value = await self._body(self.state)
             self._check_returned(value)
             self._note_return(value)
-            value = await aresolved(value)
+            value = await self._aread(value)
             summary = await on_loop(self.run.seal())
             error = self._failure_at_end(summary)
         except BaseException as raised:
@@ -113,12 +113,23 @@ class Session(Generic[R]):
                 hint="s[...] instead of s.get(...), or `async def` and `await`",
                 origin=self._origin,
             )
-        if isinstance(value, Expression) and not isinstance(value, Lazy):
-            raise ProgramError(
-                f"{self._spec.program} returned {value!r} itself, not its value",
-                hint="return s[...]",
-                origin=self._origin,
-            )
+        for mention in mentions_in(value, (Expression,), set()):
+            if not isinstance(mention, MENTIONS) or (isinstance(mention, Handle) and mention not in self.state):
+                raise ProgramError(
+                    f"{self._spec.program} returned {mention!r} itself, not its value: it is not appended to this state",
+                    hint="s += it, and return s[...]",
+                    origin=self._origin,
+                )
+            resolved_mention(mention, self.state._find, self._origin)
+
+    def _read(self, mention: Any) -> Any:
+        """The value of what a returned value mentions; waits for it."""
+        return self.state.value_of(mention)
+
+    async def _aread(self, value: Any) -> Any:
+        """A returned value with all it mentions read, without blocking the loop."""
+        found = {id(m): await self.state.avalue_of(m) for m in mentions_in(value, MENTIONS, set())}
+        return replaced(value, MENTIONS, lambda mention: found[id(mention)])
 
     def _note_return(self, value: Any) -> None:
         """Add the Return node. A value that is no data (some Python object) has none: the graph does not know it."""
@@ -126,7 +137,7 @@ class Session(Generic[R]):
         if value is None or line.cancelled:
             return
         try:
-            expression = self.recorder.expression(value, self._origin)
+            expression = self.recorder.expression(value, self.state._find, self._origin)
         except ProgramError:
             return
         node = Return(id="return", context=line.tip, branch=line.branch, origin=self._origin, value=expression)
@@ -178,39 +189,3 @@ def unseen_failure(recorder: LiveRecorder) -> BaseException | None:
         if error is not None and not isinstance(error, CancelledError) and not recorder.has_shown(error):
             return error
     return None
-
-
-def resolved(value: Any) -> Any:
-    """`value` with every lazy value in its lists, tuples and dicts waited for."""
-    match value:
-        case Lazy():
-            return resolved(value.value)
-        case list() if any(map(_may_hold_lazy, value)):
-            return [resolved(item) for item in value]
-        case tuple() if any(map(_may_hold_lazy, value)) and type(value) is tuple:
-            return tuple(resolved(item) for item in value)
-        case dict() if any(map(_may_hold_lazy, value.values())):
-            return {key: resolved(item) for key, item in value.items()}
-    return value
-
-
-async def aresolved(value: Any) -> Any:
-    """The same without blocking the loop."""
-    for lazy in _lazies_in(value):
-        await lazy
-    return resolved(value)
-
-
-def _may_hold_lazy(value: Any) -> bool:
-    return isinstance(value, (Lazy, list, tuple, dict))
-
-
-def _lazies_in(value: Any) -> list[Lazy[Any]]:
-    match value:
-        case Lazy():
-            return [value]
-        case list() | tuple():
-            return [lazy for item in value for lazy in _lazies_in(item)]
-        case dict():
-            return [lazy for item in value.values() for lazy in _lazies_in(item)]
-    return []

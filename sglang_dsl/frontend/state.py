@@ -22,13 +22,14 @@ from ..ir.nodes import Fork
 from ..ir.nodes import Tool as ToolNode
 from .bindings import Bindings, Bound, Gathered, Local, history
 from .branches import Branches
+from .data import Text, read_mention, resolved_mention
 from .drafting import Cursor, Statement
 from .expressions import Handle, Mention
 from .joined import Lazy
 from .regions import MAP_HINT, check_limit, check_plain
 from .sites import Site, caller_origin
 from .spans import NamedSpan, OpenTurn
-from .tools import Tool
+from .tools import ObjectTool, Tool, tool_of
 from .transcript import messages_of, text_of
 
 T = TypeVar("T")
@@ -131,10 +132,28 @@ class State:
 
     def ref(self, key: Handle[Any] | str | Lazy[Any]) -> Mention:
         """Mention a value in text without waiting for it: `s += "You said " + s.ref("a")`."""
-        if isinstance(key, Lazy):
-            return Mention(key.bound.pieces, repr(key))
-        bound = self._find(key)
-        return Mention(bound.pieces, repr(key))
+        bound = key.bound if isinstance(key, Lazy) else self._find(key)
+        return Mention(bound.pieces, repr(key), bound)
+
+    def value_of(self, mention: Any) -> Any:
+        """The value of what stands for one inside data: a handle, `s.ref(...)`, a join, a tool call. Waits for it.
+
+        Raises:
+            ProgramError: it stands for no value. UnknownNameError: a handle that was not appended.
+        """
+        found = resolved_mention(mention, self._find, caller_origin())
+        if isinstance(found, Bound):
+            value = self._value(found)
+            return self.value_of(value) if isinstance(value, Lazy) else value
+        return read_mention(found, self._cursor.recorder.outcome)
+
+    async def avalue_of(self, mention: Any) -> Any:
+        """`value_of`, without blocking the event loop."""
+        found = resolved_mention(mention, self._find, caller_origin())
+        for part in found.parts if isinstance(found, Text) else (found,):
+            if isinstance(part, Bound) and not isinstance(part, Local):
+                await self._cursor.recorder.aread(part)
+        return self.value_of(mention)
 
     def _value(self, bound: Bound, timeout_s: float | None = None) -> Any:
         recorder = self._cursor.recorder
@@ -263,23 +282,27 @@ class State:
         `s[tool name]` too, awaited, mentioned (`s += hits`), or used like what the tool returns.
         """
         site = self._cursor.recorder.sites.at(sys._getframe(1))
-        if not isinstance(tool, Tool):
+        called = tool_of(tool)
+        if called is None:
             raise ProgramError(f"{tool!r} is not a tool", hint="put @tool on the function", origin=site.origin)
+        recorder = self._cursor.recorder
         statement = self._cursor.draft(site)
-        arguments = self._cursor.recorder.expression(tool.arguments(args, kwargs, site.origin), site.origin)
+        given = called.arguments(args, kwargs, site.origin)
+        arguments, objects = recorder.arguments(called, given, self._find, site.origin)
         node_id = statement.push(
             ToolNode,
-            name=tool.name,
-            tool=statement.register(tool.key, tool.invoke),
-            arguments=tool.as_dict(arguments),
-            timeout_s=tool.timeout_s,
-            pure=tool.pure,
-            idempotent=tool.idempotent,
+            name=called.name,
+            tool=statement.register(called.key, ObjectTool(called)),
+            arguments=arguments,
+            timeout_s=called.timeout_s,
+            pure=called.pure,
+            idempotent=called.idempotent,
+            objects=objects,
         )
         self._cursor.commit(statement)
-        bound = Bound(node_id, tool.convert, f"{tool.name}(...)")
-        self._cursor.rebind(tool.name, bound)
-        return Lazy(self._cursor.recorder, bound)
+        bound = Bound(node_id, called.convert, f"{called.name}(...)")
+        self._cursor.rebind(called.name, bound)
+        return Lazy(recorder, bound)
 
     def switch(
         self,

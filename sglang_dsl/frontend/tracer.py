@@ -129,7 +129,7 @@ class _Tracer:
         """The Return, also of nothing, so that ways that return and ways that do not can meet."""
         line, origin = state._cursor.line, self._program.origin
         try:
-            expression = path.expression(value, origin)
+            expression = path.expression(value, state._find, origin)
         except ProgramError as error:
             self._unsaid = error.what
             expression = Constant(None)

@@ -65,7 +65,7 @@ def encode_node(node: Node, *, origins: bool = True) -> Data:
     data: Data = {"id": node.id, "kind": node.kind}
     for field in fields(node):
         value = getattr(node, field.name)
-        if field.name in ("id", "origin") or _is_default(field, value):
+        if field.name in ("id", "origin", *_UNSTORED) or _is_default(field, value):
             continue
         if field.name in _GRAPH_FIELDS:
             data[field.name] = _GRAPH_FIELDS[field.name](value, origins)
@@ -140,6 +140,7 @@ def _encode_body(body: Graph, origins: bool) -> Data:
     return encode_graph(body, origins=origins)
 
 
+_UNSTORED = frozenset({"objects"})  # a run's own
 _GRAPH_FIELDS: Mapping[str, Callable[[Any, bool], Any]] = {"arms": _encode_arms, "body": _encode_body}
 _ENCODERS: Mapping[str, Callable[[Any], Any]] = {
     "pieces": lambda value: [encode_piece(p) for p in value],
@@ -204,7 +205,7 @@ def _hints(class_name: str) -> Mapping[str, Any]:
     """Field types of one of our dataclasses (its class variables left out)."""
     data_class = _CLASSES[class_name]
     hints = get_type_hints(data_class, localns={"Graph": Graph, "Json": object})
-    return {field.name: hints[field.name] for field in fields(data_class)}
+    return {field.name: hints[field.name] for field in fields(data_class) if field.name not in _UNSTORED}
 
 
 def _fit(value: Any, hint: Any, where: str) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from .nodes import Concat, Constant, DictOf, Expression, ListOf, Reference
-from .operations import apply_all
+from .operations import apply_all, jsonable
 
 Lookup: TypeAlias = Callable[[str], Any]  # node id -> its value
 
@@ -29,6 +29,10 @@ def evaluate(expression: Expression, lookup: Lookup) -> Any:
 
 def text_of(value: Any) -> str:
     """How a value reads inside a prompt: text as it is, all else as JSON."""
-    if isinstance(value, str):
+    if type(value) is str:
         return value
-    return json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        return json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else str.__str__(value)
+    except TypeError:  # objects in it
+        data = jsonable(value)
+        return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)

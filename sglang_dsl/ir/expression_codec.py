@@ -6,6 +6,7 @@ from typing import Any
 
 from ..errors import FormatError
 from .nodes import Concat, Constant, DictOf, Expression, Json, ListOf, Operation, Piece, Plain, Raw, Reference
+from .outcome_codec import decode_value, encode_value
 
 
 def encode_expression(expression: Expression | None) -> Json:
@@ -13,8 +14,9 @@ def encode_expression(expression: Expression | None) -> Json:
     match expression:
         case None:
             return None
-        case Constant(value):
-            return {"const": value} if value is None or isinstance(value, list | dict) else value
+        case Constant(value=value, to_json=to_json):
+            plain = _finite(encode_value(value if to_json is None else to_json(value)))
+            return {"const": plain} if plain is None or isinstance(plain, list | dict) else plain
         case Reference(node_id=node_id, operations=operations):
             reference: dict[str, Json] = {"ref": node_id}
             if operations:
@@ -28,6 +30,18 @@ def encode_expression(expression: Expression | None) -> Json:
             return {"concat": [encode_expression(part) for part in parts]}
 
 
+def _finite(plain: Any) -> Any:
+    """Data of a constant. A record of outcomes holds nan and infinity; a graph, which others run, does not."""
+    match plain:
+        case {"$float": text}:
+            raise FormatError(f"{text} is not JSON", hint="pass it as text, or None where there is no number")
+        case list():
+            return list(map(_finite, plain))
+        case dict():
+            return {key: _finite(item) for key, item in plain.items()}
+    return plain
+
+
 def decode_expression(data: Any, where: str) -> Expression | None:
     """The expression of `encode_expression`. Raises FormatError."""
     match data:
@@ -38,7 +52,7 @@ def decode_expression(data: Any, where: str) -> Expression | None:
         case list():
             return ListOf(tuple(decode_some_expression(item, where) for item in data))
         case {"const": value, **rest} if not rest:
-            return Constant(value)
+            return Constant(decode_value(value))
         case {"dict": list() as pairs, **rest} if not rest:
             return DictOf(tuple(_pair(pair, where) for pair in pairs))
         case {"concat": list() as parts, **rest} if not rest:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
 
@@ -31,9 +31,14 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A JSON value known when the graph was built."""
+    """A value known when the graph was built: JSON, or in the graph of a run any Python object.
 
-    value: Json
+    to_json: makes JSON of such an object, of which whoever reads the graph will make an equal one; raises FormatError where
+    there is none.
+    """
+
+    value: Any
+    to_json: Callable[[Any], Any] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ Ids are stable strings (design note in docs/graph.md): scope path, call-site num
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from .construction import quick_init
 from .expressions import Concat as Concat
@@ -31,6 +31,7 @@ from .expressions import references_in as references_in
 from .graph import Graph
 from .node import Node as Node
 from .node import data_of as data_of
+from .outcome import Outcome
 from .specs import ConstraintSpec, Decode, JoinMode, SamplingSpec, SelectMethod
 
 T = TypeVar("T")
@@ -177,10 +178,20 @@ class Join(Node):
         return self.values
 
 
+class Objects(Protocol):
+    """Arguments of a call as Python objects. Implemented by the frontend (`data.Template`)."""
+
+    def fill(self, outcomes: Callable[[str], Outcome]) -> dict[str, Any]:
+        """The arguments by name. `outcomes`: of the nodes that they mention, by id."""
+
+
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool(Node):
-    """A registered Python function, called with JSON arguments. Appends nothing by itself; its value is JSON."""
+    """A registered Python function, called with JSON arguments. Appends nothing by itself; its value is JSON.
+
+    objects: in the graph of a run, the arguments as the Python objects that the program gave; never stored.
+    """
 
     kind: ClassVar[str] = "tool"
 
@@ -190,6 +201,7 @@ class Tool(Node):
     timeout_s: float | None = None
     pure: bool = False
     idempotent: bool = False
+    objects: Objects | None = field(default=None, compare=False, repr=False)
 
     def mentions(self) -> Iterable[Expression | Piece | str | None]:
         """See `Node`."""

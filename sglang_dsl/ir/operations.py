@@ -6,11 +6,13 @@ Text in, text out; `item`, `slice` and `attr` read into JSON data.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import GraphError
 from .nodes import Json, Operation
+from .outcome import MISSING
 
 TEXT_METHODS: Mapping[str, Callable[..., str]] = {
     method.__name__: method
@@ -50,6 +52,8 @@ def apply(value: Any, operation: Operation) -> Any:
         )
     try:
         return function(value, *operation.args)
+    except GraphError:
+        raise
     except (TypeError, ValueError, LookupError, OverflowError) as error:
         raise GraphError(f"{describe(operation)} does not work on {_short(value)}: {error}") from error
 
@@ -74,8 +78,8 @@ def describe(operation: Operation) -> str:
             return f".{args[0]}"
         case "repr":
             return "!r"
-        case "float":
-            return ".float()"
+        case "float" | "json":
+            return f".{operation.name}()"
         case "format" if len(args) == 1:
             return f":{args[0]}"
     return f".{operation.name}({', '.join(map(repr, args))})"
@@ -137,6 +141,33 @@ def _format(value: Any, spec: str) -> str:
     return format(value, spec)
 
 
+def json_of(value: Any) -> str:
+    """A value as JSON text: text gets quotes."""
+    return json.dumps(jsonable(value), ensure_ascii=False)
+
+
+def jsonable(value: Any) -> Json:
+    """A value as JSON data: dataclasses, models, enums, dates and the like as pydantic writes them. For reading, by people
+    and models: what an object leaves out of its JSON is not in it.
+
+    Raises:
+        GraphError: some object in it has no JSON.
+    """
+    from pydantic_core import to_jsonable_python
+
+    data: Json = to_jsonable_python(value, fallback=_without_json)
+    return data
+
+
+def _without_json(value: Any) -> str:
+    if isinstance(value, BaseException) or value is MISSING:  # in the list of a join that settles
+        return str(value)
+    raise GraphError(
+        f"a {type(value).__name__} is not data and has no JSON, so it cannot stand in text or in a graph",
+        hint="mention what you want of it: a text, a number, a dataclass, a pydantic model",
+    )
+
+
 def _float(value: Any) -> float:
     """What `type=float` makes of a JSON number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -147,6 +178,7 @@ def _float(value: Any) -> float:
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     **{name: _on_text(method) for name, method in TEXT_METHODS.items()},
     "float": _float,
+    "json": json_of,
     "format": _format,
     "repr": repr,
     "item": _item,

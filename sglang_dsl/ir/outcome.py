@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
 FinishReason: TypeAlias = Literal["stop", "length", "eos", "constraint", "cancelled", "selected"]
@@ -63,14 +64,17 @@ class Meta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a node resolved to. `value`: JSON-like data (a join's list may hold exceptions and MISSING); `text`: what it
-    adds to the state's text. A JoinError is raised by the future, not returned.
+    """What a node resolved to. `value`: JSON-like data (a join's list may hold exceptions and MISSING), or what a tool
+    gave, the object itself; `text`: what it adds to the state's text. A JoinError is raised by the future, not returned.
+
+    to_json: makes JSON of a tool's object for a record; raises FormatError where none comes back as an equal object.
     """
 
     value: Any = None
     text: str = ""
     meta: Meta | None = None
     winners: tuple[int, ...] | None = None  # joins: the branches that decided, in deciding order
+    to_json: Callable[[Any], Any] | None = field(default=None, compare=False, repr=False)
 
 
 class _Missing:
@@ -83,6 +87,9 @@ class _Missing:
 
     def __bool__(self) -> bool:
         return False
+
+    def __reduce__(self) -> str:
+        return "MISSING"  # the one there is, in another process too
 
 
 MISSING = _Missing()

@@ -1,18 +1,25 @@
 """Outcomes as plain JSON data and back, exact to the last log-probability.
 
 Defaults are left out; bytes are hexadecimal; an infinite or undefined number is the text Python prints for it. In a
-value, MISSING is {"$missing": true} and an error {"$error": [code, what]}.
+value, MISSING is {"$missing": true} and an error {"$error": [code, what]}; plain Python data that JSON has no form for is
+{"$python": [kind, data]}: tuples, sets, bytes, Decimals, dates, times, durations, UUIDs.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import Field, fields
-from typing import Any, TypeVar
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
 
-from ..errors import DslError, FormatError, RunError
+from ..errors import DslError, FormatError, GraphError, RunError
+from .operations import jsonable
 from .outcome import MISSING, ChoiceScore, Meta, Outcome, TokenScore, Usage
 
 T = TypeVar("T")
@@ -31,7 +38,7 @@ class RecordedError(RunError):
 
 def encode_outcome(outcome: Outcome) -> Data:
     """An outcome as data."""
-    data: Data = {"value": encode_value(outcome.value)}
+    data: Data = {"value": encode_value(outcome.value if outcome.to_json is None else outcome.to_json(outcome.value))}
     if outcome.text:
         data["text"] = outcome.text
     if outcome.meta is not None:
@@ -81,14 +88,23 @@ def decode_error(data: Any) -> RecordedError:
 
 def encode_value(value: Any) -> Any:
     """A value as data. A value that is no JSON is a FormatError."""
+    kind = type(value)
+    if kind.__name__ in _PYTHON and _PYTHON[kind.__name__].kind is kind:
+        return {"$python": [kind.__name__, _PYTHON[kind.__name__].write(value)]}
     match value:
-        case None | bool() | int() | str():
+        case None | bool():
             return value
+        case Enum():
+            pass
+        case str():
+            return str.__str__(value)
+        case int():
+            return int(value)
         case float():
-            return value if math.isfinite(value) else {"$float": repr(value)}
-        case list() | tuple():
+            return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+        case list() if kind is list:
             return [encode_value(item) for item in value]
-        case dict():
+        case dict() if kind is dict:
             if not all(isinstance(key, str) for key in value) or any(key.startswith("$") for key in value):
                 return {"$pairs": [[encode_value(key), encode_value(item)] for key, item in value.items()]}
             return {key: encode_value(item) for key, item in value.items()}
@@ -96,7 +112,12 @@ def encode_value(value: Any) -> Any:
             return {"$error": encode_error(value)}
     if value is MISSING:
         return {"$missing": True}
-    raise FormatError(f"{value!r} is a {type(value).__name__}; a record holds JSON values only")
+    try:
+        return encode_value(jsonable(value))
+    except GraphError as error:
+        raise FormatError(
+            f"a {type(value).__name__} has no JSON; records and stored graphs hold JSON values only"
+        ) from error
 
 
 def decode_value(data: Any) -> Any:
@@ -110,11 +131,48 @@ def decode_value(data: Any) -> Any:
             return decode_error(error)
         case {"$float": str() as text}:
             return float(text)
+        case {"$python": [str() as kind, written]} if kind in _PYTHON:
+            return _PYTHON[kind].read(written)
         case {"$pairs": list() as pairs}:
             return {decode_value(key): decode_value(item) for key, item in pairs}
         case dict():
             return {key: decode_value(item) for key, item in data.items()}
     return data
+
+
+class _Form(NamedTuple):
+    """How a Python type that JSON has no form for is written and read."""
+
+    kind: type
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+def _items(value: Any) -> list[Any]:
+    return [encode_value(item) for item in value]
+
+
+def _sorted_items(value: Any) -> list[Any]:
+    """Of a set: equal sets are written alike."""
+    return sorted(_items(value), key=lambda item: json.dumps(item, sort_keys=True))
+
+
+def _form(kind: type, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> tuple[str, _Form]:
+    return kind.__name__, _Form(kind, write, read)
+
+
+_PYTHON: Mapping[str, _Form] = dict([
+    _form(tuple, _items, lambda data: tuple(map(decode_value, data))),
+    _form(set, _sorted_items, lambda data: set(map(decode_value, data))),
+    _form(frozenset, _sorted_items, lambda data: frozenset(map(decode_value, data))),
+    _form(bytes, bytes.hex, bytes.fromhex),
+    _form(Decimal, str, Decimal),
+    _form(datetime, datetime.isoformat, datetime.fromisoformat),
+    _form(date, date.isoformat, date.fromisoformat),
+    _form(time, time.isoformat, time.fromisoformat),
+    _form(timedelta, lambda span: [span.days, span.seconds, span.microseconds], lambda data: timedelta(*data)),
+    _form(UUID, str, UUID),
+])  # fmt: skip
 
 
 # --- dataclasses ----------------------------------------------------------------------------------------------------

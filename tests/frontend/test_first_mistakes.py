@@ -98,13 +98,18 @@ def test_tool_takes_a_mentioned_value_without_waiting_and_names_a_handle(fake):
         return s.call(shout, s.ref(word))
 
     @program
-    def wrong(s):
+    def by_handle(s):
         s += word
+        return s.call(shout, word)
+
+    @program
+    def wrong(s):
         return s.call(shout, word)
 
     with mock({"word": "tent"}) as backend:
         assert p.run(options=RunOptions(backend=backend)).value == "TENT"
-    with pytest.raises(ProgramError, match=r"is a call, not its value"):
+        assert by_handle.run(options=RunOptions(backend=backend)).value == "TENT"
+    with pytest.raises(ProgramError, match=r"gen\('word'\) has not been appended"):
         wrong.run(options=RunOptions(backend=fake()))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from inspect import iscoroutine
 from typing import Any, NoReturn
 
@@ -11,7 +10,7 @@ from ...errors import TraceError
 from ...ir.graph import Graph
 from ...ir.nodes import Constant, Expression, Input, Json, Loop, Map, Node, Reference, Return
 from ..bindings import Bindings, Bound, Local
-from ..data import data_of_value
+from ..data import MENTIONS, json_constant
 from ..drafting import Cursor, Line
 from ..regions import Body, decided_by, run_switch
 from ..sites import Site
@@ -157,7 +156,7 @@ class _Recorded:
         try:
             value = self._body(inside)
             self._note_shape(value)
-            expression = path.expression(value, self._site.origin)
+            expression = path.expression(value, inside._find, self._site.origin)
             path.append([Return(id="return", context=line.tip, value=expression)])
             self._names, self._counts = cursor.names, line.counts
         except Stop:
@@ -215,9 +214,7 @@ def _push(state: Any, site: Site, kind: type[Node], **fields: Any) -> str:
 
 def _plain(value: Any, site: Site) -> Json:
     """A value that decides, as JSON."""
-    if isinstance(value, Enum):
-        value = value.value
-    expression = data_of_value(value, site.origin)
-    if not isinstance(expression, Constant):
+    if isinstance(value, MENTIONS):
         raise TraceError(f"{value!r} is not a plain value", hint="decide by plain values", origin=site.origin)
-    return expression.value
+    found: Json = json_constant(value, site.origin).value
+    return found

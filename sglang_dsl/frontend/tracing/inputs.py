@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from ...errors import TraceError
 from ...ir.nodes import Input, Json, Reference
+from ..annotations import hints_of
 from ..sites import caller_origin
 from ..traceable import Traceable
 from ..values import after
@@ -86,10 +87,7 @@ def _by_name(
 
 
 def _hints(program: Traceable) -> dict[str, Any]:
-    try:
-        return get_type_hints(program.function)
-    except NameError:  # an annotation that only a type checker can resolve
-        return {}
+    return hints_of(program.function).types  # of each parameter whose annotation is known at run time
 
 
 def _abstract(value: Any, reference: Reference, trace: Trace) -> Any:

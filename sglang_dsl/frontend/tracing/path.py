@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,8 +18,8 @@ from ...ir.nodes import (
     DictOf,
     Expression,
     Gen,
-    ListOf,
     Node,
+    Objects,
     Piece,
     Plain,
     Reference,
@@ -28,8 +27,7 @@ from ...ir.nodes import (
     Text,
 )
 from ..bindings import Bound
-from ..data import data_of_value
-from ..joined import Lazy
+from ..data import Find, Writer, json_constant, object_constant
 from ..regions import Body, given, is_async, run_map
 from ..settings import settled
 from ..sites import Site, Sites
@@ -41,6 +39,7 @@ from .reading import value_of
 from .shapes import whole
 
 if TYPE_CHECKING:
+    from ..tools import Tool
     from .follower import Trace
 
 
@@ -106,22 +105,24 @@ class Path:
             self.stop(f"the text holds {found.damage}")
         return tuple(self.trace.reference(p) if isinstance(p, int) else Plain(p) for p in found.parts)
 
-    def expression(self, value: Any, origin: Origin) -> Expression:
+    def expression(self, value: Any, find: Find, origin: Origin) -> Expression:
         """Data; abstract values in it are references, and texts around them are Concats."""
-        match value:
-            case Unknown() if type(value) is Unknown:
-                return self._whole(value)
-            case str() if not isinstance(value, Enum):
-                return self._text(value)
-            case Lazy():
-                return value.bound.expression
-            case list() | tuple():
-                return _list_of([self.expression(item, origin) for item in value])
-            case dict() if all(isinstance(key, str) for key in value):
-                return self._dict_of([(self._key(k), self.expression(v, origin)) for k, v in value.items()])
-        found = data_of_value(value, origin)
-        # what was made of an object (a dataclass, a model) may hold tags
-        return self.expression(found.value, origin) if isinstance(found, Constant) and _may_hold_text(found) else found
+        return TracedWriter(self, find, origin, json_constant).write(value)
+
+    def arguments(
+        self, tool: Tool[..., Any], given: Mapping[str, Any], find: Find, origin: Origin
+    ) -> tuple[DictOf, Objects | None]:
+        """The same; what is known already has to be what the tool takes, as in a run."""
+        writer = TracedWriter(self, find, origin, object_constant)
+        pairs: list[tuple[str, Expression]] = []
+        for name, value in given.items():
+            expression = writer.write(value)
+            if isinstance(expression, Constant):
+                tool.given(name, value, origin)
+                if expression.to_json is not None:
+                    expression = Constant(expression.value, tool.conversion(name).to_json)
+            pairs.append((name, expression))
+        return DictOf(tuple(pairs)), None
 
     def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
         """A stand-in."""
@@ -262,16 +263,32 @@ class Path:
             self.stop("a key of a dict depends on a value that does not exist yet")
         return exact(key)
 
-    def _dict_of(self, pairs: list[tuple[str, Expression]]) -> Expression:
-        if all(isinstance(item, Constant) for _, item in pairs):
-            return Constant({key: item.value for key, item in pairs if isinstance(item, Constant)})
-        return DictOf(tuple(pairs))
-
     def _scan_options(self, node: Node) -> None:
         for name in _option_fields(node.kind):
             value = getattr(node, name)
             if value and not self.trace.is_clean(value):
                 self.stop(f"{name!r} of this {node.kind} depends on a value that does not exist yet")
+
+
+class TracedWriter(Writer):
+    """Writes a value that may hold abstract ones, and texts made of them."""
+
+    def __init__(self, path: Path, find: Find, origin: Origin, constant: Callable[[Any, Origin], Constant]) -> None:
+        super().__init__(find, origin, constant)
+        self._path = path
+
+    def leaf(self, value: Any) -> Expression | None:
+        """Also of abstract values."""
+        if type(value) is Unknown:
+            return self._path._whole(value)
+        if isinstance(value, str):
+            found = self._path._text(value)
+            return None if isinstance(found, Constant) else found
+        return super().leaf(value)
+
+    def key(self, key: str) -> str:
+        """One that depends on no value."""
+        return self._path._key(key)
 
 
 class Unfinished(Outcome):
@@ -303,18 +320,10 @@ def _text_of(path: Path, node: Node) -> Any:
     return path.stop(f"the text of a {node.kind} is known to the model's template, or to the run, only")
 
 
-def _list_of(items: list[Expression]) -> Expression:
-    if all(isinstance(item, Constant) for item in items):
-        return Constant([item.value for item in items if isinstance(item, Constant)])
-    return ListOf(tuple(items))
-
-
-def _may_hold_text(constant: Constant) -> bool:
-    return isinstance(constant.value, (dict, list, str))
-
-
 _MENTIONS = frozenset({"pieces", "choices", "values", "arguments", "value", "items", "result", "on", "origin", "id"})
-_OURS = frozenset({"context", "branch", "control", "scope", "fork", "tips", "body"})  # made here, or scanned already
+_OURS = frozenset(
+    {"objects", "context", "branch", "control", "scope", "fork", "tips", "body"}
+)  # made here, or scanned already
 
 
 @cache

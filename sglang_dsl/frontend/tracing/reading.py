@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any
 
 from ...ir.execution import MISSING
 from ...ir.nodes import Gen, Node, Reference, Select, Switch, Tool
@@ -107,11 +107,8 @@ def _of_gen(node: Gen, convert: Callable[[Any], Any] | None) -> Shape:
 
 def _of_result(function: Callable[..., Any] | None, convert: Callable[[Any], Any] | None) -> Shape:
     """What a tool says it returns. Plain types are read as they come, so a number stays what it is in JSON."""
-    tool = getattr(function, "__self__", None)
-    try:
-        hint = get_type_hints(tool.function).get("return", Any) if tool is not None else Any
-    except NameError:
-        return JSON
+    tool = getattr(function, "tool", None)
+    hint = tool.hints.get("return", Any) if tool is not None else Any
     if convert is None:
         return _PLAIN.get(hint, JSON) if isinstance(hint, type) else JSON
     return of_type(hint)

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import CancelledError, GraphError, Origin
+from ...errors import CancelledError, GraphError, Origin, SpecError
 from ...ir.evaluation import evaluate, text_of
 from ...ir.execution import MISSING, Event, Meta, Meter, Outcome, RunSpec, RunSummary, Usage
 from ...ir.graph import Graph
@@ -306,21 +306,19 @@ def arm_of(switch: Switch, value: Any) -> Arm:
 
 def result_schema(function: Callable[..., Any] | None) -> Any:
     """The JSON schema of what a tool says it returns; {} for anything."""
-    from typing import get_type_hints
-
     from ..outputs import output_of
 
-    tool = getattr(function, "__self__", None)
-    try:
-        hint = get_type_hints(tool.function).get("return", Any) if tool is not None else Any
-    except NameError:
-        return {}
+    tool = getattr(function, "tool", None)
+    hint = tool.hints.get("return", Any) if tool is not None else Any
     plain = {str: "string", int: "integer", float: "number", bool: "boolean"}
     if hint in (Any, dict, list):
         return {}
     if isinstance(hint, type) and hint in plain:
         return {"type": plain[hint]}
-    constraint = output_of(hint).constraint
+    try:
+        constraint = output_of(hint).constraint
+    except SpecError:  # an object that only Python knows
+        return {}
     if constraint is None or constraint.kind not in ("json_schema", "choices"):
         return {}
     found = json.loads(constraint.text)

@@ -163,7 +163,7 @@ def of_type(wanted: Any, above: tuple[type, ...] = ()) -> Shape:
         return simple[wanted]
     origin, arguments = get_origin(wanted), get_args(wanted)
     if origin is Literal:
-        return Finite(tuple((value, value) for value in arguments))
+        return Finite(tuple((value.value if isinstance(value, Enum) else value, value) for value in arguments))
     if origin is Annotated:
         return of_type(arguments[0], above) if all(map(_only_checks, arguments[1:])) else Opaque(str(wanted))
     if origin in (Union, types.UnionType):

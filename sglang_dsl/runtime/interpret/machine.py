@@ -83,7 +83,7 @@ class Machine:
         self._requests: dict[Target, list[tuple[Request, Awaited]]] = {}
         self.flights: dict[Hashable, Awaited] = {}
         self.leases = Leases(self.post)
-        self.pure_calls: dict[tuple[str, str], Entry] = {}  # (tool, its arguments as JSON)
+        self.pure_calls: dict[tuple[str, Hashable], Entry] = {}  # (tool, what its arguments are)
         self.user_code = UserCode()
         self.on_idle: Callable[[], None] = _nothing
         self._sealed = False

@@ -1,4 +1,5 @@
-"""Tools: registered Python functions, called with JSON and answering JSON.
+"""Tools: registered Python functions. One that `takes_objects` gets and gives the Python objects themselves; any other is called
+with JSON and answers JSON.
 
 A tool starts once the text before it in its state and its arguments are there; where it runs is said in `user_code.py`. Calls of
 a pure tool with equal arguments are one call; an idempotent one that raises is called again.
@@ -9,13 +10,18 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 from ...errors import SpecError, ToolError
 from ...ir.evaluation import evaluate
 from ...ir.execution import Event, Outcome
-from ...ir.nodes import Tool
+from ...ir.nodes import Tool, data_of
 from .entry import Entry
 from .machine import Machine
 from .user_calls import UserCalls, keep_context
@@ -41,9 +47,9 @@ def begin_tool(machine: Machine, entry: Entry) -> None:
     if not isinstance(entry.node, Tool):
         return
     tool = entry.node
-    arguments = json.dumps(evaluate(tool.arguments, machine.lookup(entry)), ensure_ascii=False)
+    arguments = Arguments(machine, entry, tool)
     if tool.pure:
-        first = machine.pure_calls.setdefault((tool.tool, arguments), entry)
+        first = machine.pure_calls.setdefault((tool.tool, arguments.key), entry)
         if first is not entry:
             _share(machine, entry, first)
             return
@@ -63,10 +69,57 @@ def _share(machine: Machine, entry: Entry, first: Entry) -> None:
         first.watchers.append(ended)
 
 
+class Arguments:
+    """What a call is made with. The values that it mentions are those of its beginning."""
+
+    def __init__(self, machine: Machine, entry: Entry, tool: Tool) -> None:
+        self._values: dict[str, Any] = evaluate(tool.arguments, machine.lookup(entry))
+        self._objects = tool.objects
+        sources = (entry.scope.find(node_id) for node_id in data_of(tool)) if tool.objects is not None else ()
+        self._outcomes = {source.node.id: source.outcome or Outcome() for source in sources}
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for equal arguments."""
+        return key_of(self._values)
+
+    def for_call(self, *, takes_objects: bool) -> dict[str, Any]:
+        """The arguments, fresh for each call. May run code of the program: not for the engine's thread."""
+        if takes_objects:
+            return self._values if self._objects is None else self._objects.fill(self._outcomes.__getitem__)
+        plain: dict[str, Any] = json.loads(json.dumps(self._values, ensure_ascii=False))
+        return plain
+
+
+def key_of(value: Any) -> Hashable:
+    """Equal for equal data. Other objects are equal to themselves only; no code of theirs is run."""
+    kind = type(value)
+    if kind is float:
+        return kind, repr(value)
+    if kind in (str, int, bool, bytes, type(None), Decimal, date, datetime, time, timedelta, UUID):
+        return kind, value
+    if kind in (list, tuple):
+        return kind, tuple(map(key_of, value))
+    if kind in (set, frozenset):
+        return kind, frozenset(map(key_of, value))
+    if kind is dict:
+        return kind, tuple((key_of(key), key_of(item)) for key, item in value.items())
+    if isinstance(value, Enum):
+        return kind, value.name
+    if is_dataclass(value):
+        held = {field.name: getattr(value, field.name, None) for field in fields(value)} | getattr(
+            value, "__dict__", {}
+        )
+        return kind, key_of(held)
+    if hasattr(kind, "__pydantic_fields__"):
+        return kind, key_of(vars(value)), key_of(value.__pydantic_extra__), key_of(value.__pydantic_private__)
+    return kind, id(value)
+
+
 class ToolCall:
     """One call of a tool. Its timeout counts from its start, the run's deadline also while it is queued."""
 
-    def __init__(self, machine: Machine, entry: Entry, tool: Tool, arguments: str) -> None:
+    def __init__(self, machine: Machine, entry: Entry, tool: Tool, arguments: Arguments) -> None:
         self.machine = machine
         self.entry = entry
         self.tool = tool
@@ -88,7 +141,7 @@ class ToolCall:
         answer = answers[0]
         if answer.error is not None:
             raise self._error(f"raised {answer.said}") from answer.error
-        self.machine.finish(self.entry, Outcome(value=answer.value))
+        self.machine.finish(self.entry, Outcome(value=answer.value, to_json=self.attempts.to_json))
 
     def _timed_out(self) -> ToolError:
         return self._error(f"did not answer within {self.tool.timeout_s} s")
@@ -96,7 +149,7 @@ class ToolCall:
     def _error(self, what: str) -> ToolError:
         return ToolError(
             f"tool {self.tool.tool!r} {what}",
-            hint="a tool takes and returns plain JSON values; catch in it what it can handle itself",
+            hint="catch in the tool what it can handle itself",
             origin=self.tool.origin,
         )
 
@@ -104,29 +157,37 @@ class ToolCall:
 class Attempts:
     """A tool's function with its arguments: called once, or again while an idempotent one raises and somebody still waits."""
 
-    def __init__(self, function: Callable[..., Any], arguments: str, tool: Tool, wanted: Callable[[], bool]) -> None:
+    def __init__(
+        self, function: Callable[..., Any], arguments: Arguments, tool: Tool, wanted: Callable[[], bool]
+    ) -> None:
         self._function = function
         self._arguments = arguments
         self._tool = tool
         self._wanted = wanted
         self._left = IDEMPOTENT_ATTEMPTS if tool.idempotent else 1
+        self._takes_objects = getattr(function, "takes_objects", False)
+        self.to_json: Callable[[Any], Any] | None = getattr(function, "to_json", None)
 
     def __call__(self) -> Any:
         """The answer, or an awaitable of it."""
         while True:
             try:
-                answer = self._function(**json.loads(self._arguments))
-                return self._later(answer) if inspect.isawaitable(answer) else _as_json(answer)
+                answer = self._function(**self._arguments.for_call(takes_objects=self._takes_objects))
+                return self._later(answer) if inspect.isawaitable(answer) else self._given(answer)
             except Exception as error:  # noqa: BLE001 - whatever it was, calling again is harmless
                 self._try_again(error)
 
     async def _later(self, answer: Awaitable[Any]) -> Any:
         try:
-            return _as_json(await answer)
+            return self._given(await answer)
         except Exception as error:  # noqa: BLE001 - whatever it was, calling again is harmless
             self._try_again(error)
         again = self()
         return await again if inspect.isawaitable(again) else again
+
+    def _given(self, answer: Any) -> Any:
+        """What the tool gave: the object itself, or JSON as it comes out of a record."""
+        return answer if self._takes_objects else json.loads(json.dumps(answer, ensure_ascii=False, allow_nan=False))
 
     def _try_again(self, error: Exception) -> None:
         """Raises `error` unless another attempt is left and wanted."""
@@ -134,8 +195,3 @@ class Attempts:
         if not self._left or not self._wanted():
             raise error
         _log.info("tool %r raised %s and is called again", self._tool.tool, type(error).__name__)
-
-
-def _as_json(answer: Any) -> Any:
-    """What a tool gave, as it comes out of a record."""
-    return json.loads(json.dumps(answer, ensure_ascii=False, allow_nan=False))

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from ....errors import CancelledError, CassetteError, GraphError, RunError
+from ....ir.codec import encode_node
 from ....ir.execution import ConstraintReport, Event, Meter, Outcome, Run, RunSpec, RunSummary, Segment
 from ....ir.nodes import Node
 from ....ir.record import RunRecord
@@ -106,7 +107,7 @@ class RecordedRun:
             raise CassetteError(
                 f"node {node.id!r} is not in the record: the program has changed since", origin=node.origin
             )
-        if self._record.graph[node.id] != node:
+        if not _same(self._record.graph[node.id], node):
             raise CassetteError(
                 f"node {node.id!r} differs from the recorded one: it is {node}, recorded was "
                 f"{self._record.graph[node.id]}",
@@ -143,6 +144,14 @@ class RecordedRun:
             record = self._record
             self._summary.set_result(RunSummary(usage=record.usage, seed=record.seed, error=record.error))
             self._emit(Event(kind="run_finished", error=record.error))
+
+
+def _same(recorded: Node, node: Node) -> bool:
+    """Whether a node is the recorded one, or would be stored as it is: a run holds objects where a record has JSON."""
+    return recorded == node or (
+        recorded.kind == node.kind == "tool"
+        and encode_node(recorded, origins=False) == encode_node(node, origins=False)
+    )
 
 
 class RecordedMeter:
