@@ -329,7 +329,7 @@ class JoinError(RunError):
 
 
 class ToolError(RunError):
-    """A tool raised, timed out, or returned something that is not JSON."""
+    """A tool raised, timed out, or returned what its annotation does not allow."""
 
     code = "E305"
     title = "tool failed"
