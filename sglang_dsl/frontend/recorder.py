@@ -31,8 +31,6 @@ from .sites import Site, Sites, caller_origin
 from .waiting import wait
 
 if TYPE_CHECKING:
-    pass
-
     from .tools import Tool
 
 
