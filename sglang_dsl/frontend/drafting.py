@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError, TraceError
-from ..ir.nodes import Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, Text
+from ..ir.nodes import Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, Text, is_role_word
+from ..ir.specs import shown
 from .bindings import Bindings, Bound
 from .expressions import Chain, Expression, Handle, Mention
 from .recorder import Recorder, no_text
@@ -254,6 +255,12 @@ class Statement:
             raise RoleError(
                 f"a turn of {role!r} begins inside an open {self._role!r} turn",
                 hint="end the first turn before the next begins; turns do not nest",
+                origin=self._origin,
+            )
+        if not is_role_word(role):
+            raise RoleError(
+                f"a role is one word that the model's template knows, not {shown(role)}",
+                hint='role("tool", ...); what a user or a tool wrote is content, never a role',
                 origin=self._origin,
             )
         self.push(RoleBegin, role=role)

@@ -11,6 +11,7 @@ Ids are stable strings (design note in docs/graph.md): scope path, call-site num
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
@@ -36,6 +37,12 @@ from .specs import ConstraintSpec, Decode, JoinMode, SamplingSpec, SelectMethod
 
 T = TypeVar("T")
 Role: TypeAlias = str  # "system" | "user" | "assistant" | "tool" | whatever the model's template knows
+_ROLE_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
+
+
+def is_role_word(role: object) -> bool:
+    """Whether it can be a role at all: a role's name stands in the prompt among control tokens, so it is one plain word."""
+    return isinstance(role, str) and _ROLE_WORD.match(role) is not None
 
 
 @quick_init

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ...errors import GraphError
+from ...errors import GraphError, RoleError
 from ...ir.evaluation import evaluate
 from ...ir.execution import Outcome
-from ...ir.nodes import Break, Input, Return, RoleBegin, RoleEnd, Text
+from ...ir.nodes import Break, Input, Return, RoleBegin, RoleEnd, Text, is_role_word
+from ...ir.specs import shown
 from ...ir.structure import misfit
 from ..text.protocol import Turn
 from .entry import Entry
@@ -26,6 +27,11 @@ def check_role(machine: Machine, entry: Entry) -> None:
     """Ask the template at the role statement, even where the text before it is not known yet. Raises RoleError."""
     if not isinstance(entry.node, RoleBegin):
         return
+    if not is_role_word(entry.node.role):
+        raise RoleError(
+            f"a role is one word that the model's template knows, not {shown(entry.node.role)}",
+            hint="what a user or a tool wrote is content, never a role",
+        )
     if entry.context is None or entry.context.placed:
         _turn(machine, entry)
         return

@@ -23,6 +23,8 @@ from functools import cache, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import MissingExtraError, ModelLoadError, RoleError
+from ...ir.nodes import is_role_word
+from .plain_templates import ROLES, check_known
 from .protocol import Turn
 
 _PROBES = (("user", "assistant", "user"), ("system", "user", "assistant", "user", "assistant", "user"))
@@ -32,6 +34,9 @@ _SHOWN_ROLES = 6
 # which no template writes. Trimming does not reach it.
 _PROBE = "\"Aa\\n\\\\<&> \u00e9'" * 8
 _CONTENT = "\ufdd8%d\ufdd9" + _PROBE + "\ufdda"
+_WORDS = re.compile(
+    r"""(?<!\[)["']([A-Za-z][A-Za-z0-9_-]{0,63})["'](?!\])"""
+)  # what a template may compare a role with
 _SENTINEL = re.compile("\ufdd8([0-9]+)\ufdd9" + re.escape(_PROBE) + "\ufdda")
 _CHANGED = re.compile("\ufdd8([0-9]+)\ufdd9")
 
@@ -77,6 +82,7 @@ class JinjaTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any] | None = None) -> None:
         template = compile_template(source)
+        self._roles = ROLES | frozenset(_WORDS.findall(source))  # a template that writes any role knows these
         self._dated = "strftime_now" in source
         self._of_day = lru_cache(maxsize=2)(lambda day: _Gaps(template, variables or {}))
 
@@ -84,9 +90,13 @@ class JinjaTemplate:
         """See `ChatTemplate`.
 
         Raises:
-            RoleError: the template refuses or leaves out this role at this place.
+            RoleError: the template does not know this role, or refuses it or leaves it out at this place.
         """
-        return self._today().open(tuple(turn.role for turn in turns), role)
+        if not is_role_word(role):
+            check_known(role, self._roles, len(turns))
+        opened = self._today().open(tuple(turn.role for turn in turns), role)  # its own refusal says more
+        check_known(role, self._roles, len(turns))
+        return opened
 
     def close_turn(self, turns: Sequence[Turn]) -> str:
         """See `ChatTemplate`."""

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ...errors import RoleError
+from ...ir.specs import shown
 from .pieces import TURN_END, TURN_START
 from .protocol import Turn
 
 ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
+def check_known(role: str, known: Collection[str], place: int) -> None:
+    """Raise RoleError unless `role`, of the message at `place`, is one of those a template knows."""
+    if role not in known:
+        raise RoleError(
+            f"the template has no role {shown(role)} (message {place}); it has {', '.join(sorted(known))}",
+            hint="use one of these roles",
+        )
+
+
 class LabelTemplate:
-    """For models that bring no template: `User: `, content, an empty line. All roles, any order.
+    """For models that bring no template: `User: `, content, an empty line. The roles of `ROLES`, in any order.
 
     A base model does not end its turns: give `stop` or a constraint.
     """
 
     def open_turn(self, turns: Sequence[Turn], role: str) -> str:
-        """See `ChatTemplate`."""
+        """See `ChatTemplate`. Raises RoleError for a role it does not know."""
+        check_known(role, ROLES, len(turns))
         return f"{role.capitalize()}: "
 
     def close_turn(self, turns: Sequence[Turn]) -> str:
@@ -57,11 +68,7 @@ class ChatMlTemplate:
 
     def _check(self, before: Sequence[str], role: str) -> None:
         index = len(before)
-        if role not in self.roles:
-            raise RoleError(
-                f"the template has no role {role!r} (message {index}); it has {', '.join(sorted(self.roles))}",
-                hint="use one of these roles",
-            )
+        check_known(role, self.roles, index)
         if self.alternate and role != ("user", "assistant")[index % 2]:
             raise RoleError(
                 f"the template refuses role {role!r} as message {index}: "
