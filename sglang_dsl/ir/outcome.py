@@ -97,15 +97,17 @@ MISSING = _Missing()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of a run. asked: prompt tokens summed over calls, as an engine without any sharing would compute
-    them; computed: prompt tokens really put through the model; reused: the rest. Calls that were cancelled or failed are
-    not in it, whatever they had cost by then.
+    """Token counts of a run. asked: prompt tokens summed over finished calls, as an engine without any sharing would compute
+    them. reused: those of them that were found computed. computed: all tokens of prompts and of choices that were put
+    through the model for this run, also those of calls that were cancelled or failed (which are in `lost_tokens`, too) and
+    those computed again after a shortage of memory.
     """
 
     calls: int = 0
     asked_tokens: int = 0
     computed_tokens: int = 0
     reused_tokens: int = 0
+    lost_tokens: int = 0
     generated_tokens: int = 0
     forced_tokens: int = 0
     peak_kv_pages: int = 0

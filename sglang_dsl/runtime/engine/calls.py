@@ -29,6 +29,7 @@ class Call:
         "prompt_tokens",
         "request",
         "sink",
+        "spent_tokens",
         "submitted_s",
         "unreported",
     )
@@ -46,6 +47,7 @@ class Call:
         self.peak_kv_pages = 0
         self.cached_tokens = 0
         self.computed_tokens = 0
+        self.spent_tokens = 0
         self.prompt_scores: tuple[TokenScore | None, ...] = ()
         self.output: SequenceOutput | None = None
         self.unreported: list[int] = []  # ids sampled since the sink last heard
@@ -72,6 +74,7 @@ class Call:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             computed_tokens=self.computed_tokens,
+            spent_tokens=self.spent_tokens,
             peak_kv_pages=self.peak_kv_pages,
             generated_tokens=output.generated_tokens,
             token_scores=output.kept_scores,
@@ -97,6 +100,7 @@ class Call:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             computed_tokens=self.computed_tokens,
+            spent_tokens=self.spent_tokens,
             peak_kv_pages=self.peak_kv_pages,
             started_s=self.submitted_s if self.admitted_s is None else self.admitted_s,
             finished_s=now,

@@ -65,6 +65,7 @@ class Delivery:
     def _handle(self, call: Call, item: Progress) -> None:
         now = self._clock.now()
         if item.kind == "failed":
+            call.spent_tokens = item.spent_tokens
             self._live.failed(call, item.error or EngineError("the scheduler gave no reason"))
         elif item.kind == "admitted":
             self._admitted(call, item, now)
@@ -88,6 +89,7 @@ class Delivery:
         delta = output.take(item.token_id, item.score, ended=item.ended)
         reason = output.finish_reason
         if reason is not None:
+            call.spent_tokens = self._scheduler.spent_tokens(call.request_id)
             self._scheduler.finish(call.request_id, len(output.token_ids))
             self._live.leave(call)
         if delta:
@@ -116,5 +118,6 @@ class Delivery:
         if item.scored is None:
             raise EngineError("a scoring ended without scores")
         call.cached_tokens, call.computed_tokens = item.cached_tokens, item.computed_tokens
+        call.spent_tokens = item.spent_tokens
         logprobs, unconditional = item.scored
         self._live.finish(call, call.scored(logprobs, unconditional, now, self._weights), "scored")

@@ -74,6 +74,7 @@ class LiveCalls:
 
     def fail(self, call: Call, error: DslError) -> None:
         """End a call that the scheduler still holds."""
+        call.spent_tokens = self._scheduler.spent_tokens(call.request_id) or call.spent_tokens
         release = partial(self._scheduler.cancel, call.request_id)
         self._faults.contain(f"request {call.request_id!r} could not be released", release)
         self.failed(call, error)
@@ -90,6 +91,8 @@ class LiveCalls:
         else:
             self._metrics.failed[error.code if isinstance(error, DslError) else EngineError.code] += 1
         _log("request.failed", call, str(error))
+        if call.spent_tokens and (lost := getattr(call.sink, "lost", None)) is not None:
+            self.tell(lost, call.spent_tokens)
         self.tell(call.sink.done, error)
 
     def tell(self, method: Callable[..., None], *arguments: object) -> None:

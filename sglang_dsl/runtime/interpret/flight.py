@@ -72,10 +72,16 @@ class Flight:
             self._counted_tokens += len(token_ids)
             self._machine.spend_tokens(len(token_ids))
 
+    def lost(self, tokens: int) -> None:
+        """See `Sink`."""
+        with self._machine.turn():
+            self._machine.tally.lose(tokens)
+
     def done(self, result: Result | Exception) -> None:
         """See `Sink`."""
         with self._machine.turn():
             self._over = True
+            self._machine.in_flight -= 1
             if isinstance(result, Exception):
                 for entry in tuple(self._waiting):
                     self._machine.fail(entry, result.at(entry.node.origin) if isinstance(result, DslError) else result)

@@ -37,7 +37,9 @@ from .outbox import Outbox
 from .seeds import draw_seed
 from .tally import Tally
 from .target import Target
-from .user_code import UserCode
+from .user_code import Alarm, UserCode
+
+PATIENCE_S = 0.5  # how long a run that is over waits for requests that were cancelled to end
 
 Begin: TypeAlias = "Callable[[Machine, Entry], None]"
 
@@ -86,6 +88,9 @@ class Machine:
         self.pure_calls: dict[tuple[str, Hashable], Entry] = {}  # (tool, what its arguments are)
         self.user_code = UserCode()
         self.on_idle: Callable[[], None] = _nothing
+        self.in_flight = 0  # requests that have not ended: those of fallen entries, too
+        self._patience: Alarm | None = None
+        self._overdue = False
         self._sealed = False
         self._idle = False
 
@@ -225,6 +230,7 @@ class Machine:
         for target, requests in self._requests.items():
             for request, flight in requests:
                 if not flight.wanted:  # all who asked fell in this very turn
+                    self.in_flight -= 1
                     self.leases.unspend(target, request)
             wanted = [(request, flight) for request, flight in requests if flight.wanted]
             if wanted:
@@ -339,10 +345,19 @@ class Machine:
 
     def _end_if_idle(self) -> None:
         if self._sealed and not self.unended and not self._idle:
+            if self.in_flight and not self._overdue:  # what the fallen ones cost is counted where it is soon known
+                self._patience = self._patience or self.user_code.alarms.after(PATIENCE_S, self._end_anyway)
+                return
+            if self._patience is not None:
+                self.user_code.alarms.cancel(self._patience)
             self._idle = True
             self.leases.end()
             self.user_code.close()
             self.on_idle()
+
+    def _end_anyway(self) -> None:
+        with self.turn():
+            self._overdue = True
 
     # Outside
 
@@ -353,6 +368,7 @@ class Machine:
     def submit(self, target: Target, request: Request, flight: Awaited) -> None:
         """Queue a request; all that are queued before the end of `settle` go out together."""
         self._requests.setdefault(target, []).append((request, flight))
+        self.in_flight += 1
 
     def future(self, entry: Entry) -> Future[Outcome]:
         """The entry's future: always the same one."""

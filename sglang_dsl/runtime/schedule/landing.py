@@ -39,7 +39,11 @@ class Landing:
     def abort(self, flight: Flight, error: Exception) -> list[Progress]:
         """The worker raised: every sequence of the step fails, nothing it was to compute is kept."""
         members = [self._life.by_id[seq_id] for seq_id in sorted(flight.members())]
-        out = [Progress(seq.request_id, "failed", error=error) for seq in members if seq.ending is None]
+        out = [
+            Progress(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens)
+            for seq in members
+            if seq.ending is None
+        ]
         for seq in members:
             self._life.end(seq, seq.prompt_tokens)
         self._life.close_again(flight.plan.closes)
@@ -94,7 +98,7 @@ class Landing:
             if seq.ending is not None:
                 continue
             if error is not None:
-                out.append(Progress(seq.request_id, "failed", error=error))
+                out.append(Progress(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens))
                 self._life.end(seq, seq.prompt_tokens)
                 counters.failed += 1
                 continue
@@ -118,6 +122,7 @@ def _counted(progress: Progress, seq: Sequence) -> Progress:
         prompt_tokens=seq.prompt_tokens,
         cached_tokens=seq.cached_tokens,
         computed_tokens=seq.prompt_tokens - seq.cached_tokens,
+        spent_tokens=seq.spent_tokens,
     )
 
 

@@ -138,7 +138,7 @@ class Planner:
         piece = builder.add(seq, end)
         self._ownership.publish(seq, end)
         builder.leave_open(piece)
-        self._life.counters.computed_tokens += end - piece.start
+        self._spend(seq, end - piece.start)
         return piece
 
     def _stands_at_end(self, seq: Sequence, builder: StepBuilder) -> bool:
@@ -152,8 +152,13 @@ class Planner:
             if len(edge.nodes) > self._budget(builder) or not self._ownership.grow_edge(seq, edge):
                 return
             builder.add_edge(seq, edge)
-            self._life.counters.computed_tokens += len(edge.nodes)
+            self._spend(seq, len(edge.nodes))
             task.next += 1
+
+    def _spend(self, seq: Sequence, tokens: int) -> None:
+        """So many tokens of a prompt or of choices are computed in this step, for this request."""
+        self._life.counters.computed_tokens += tokens
+        seq.spent_tokens += tokens
 
     # New requests
 

@@ -31,6 +31,7 @@ class Progress(NamedTuple):
     cached_tokens: int = 0
     computed_tokens: int = 0
     prompt_scores: tuple[TokenScore | None, ...] = ()
+    spent_tokens: int = 0  # with "failed" and "scored": all that was put through the model for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,6 +87,7 @@ class GenerateResult:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
+    spent_tokens: int | None = None  # all that was put through the model: with choices, and what was computed again
     peak_kv_pages: int = 0
     generated_tokens: int = 0  # sampled, the stop token included
     token_scores: tuple[TokenScore, ...] = ()
@@ -107,6 +108,7 @@ class ScoreResult:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
+    spent_tokens: int | None = None  # all that was put through the model: with choices, and what was computed again
     peak_kv_pages: int = 0
     started_s: float = 0.0
     finished_s: float = 0.0
@@ -130,6 +132,8 @@ class Sink(Protocol):
 
     def done(self, result: Result | Exception) -> None:
         """The end: a result, or why there is none."""
+
+    # One that also has `lost(self, tokens: int)` is told, before an end without a result, what had been computed for it.
 
 
 Phase = Literal["waiting", "compiling", "prefill", "decode", "done"]

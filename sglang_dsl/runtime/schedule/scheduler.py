@@ -89,6 +89,11 @@ class Scheduler:
         self._end(seq, seq.prompt_tokens)
         return True
 
+    def spent_tokens(self, request_id: str) -> int:
+        """Tokens of prompt and choices put through the model for a request so far; 0 if it is unknown or has ended."""
+        seq = self._life.by_request.get(request_id)
+        return 0 if seq is None else seq.spent_tokens
+
     def finish(self, request_id: str, kept_tokens: int) -> None:
         """The request is complete with its first `kept_tokens` generated tokens; these stay cached. Idempotent."""
         seq = self._life.by_request.get(request_id)
@@ -124,7 +129,7 @@ class Scheduler:
         running = set(self._life.prefilling) if self.config.running_timeout_s is not None else None
         flight = self._planner.plan(now)
         for seq, error in self._planner.failures:
-            self._ready.append(Progress(seq.request_id, "failed", error=error))
+            self._ready.append(Progress(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens))
             self._life.counters.failed += 1
         self._planner.failures.clear()
         if running is not None:
@@ -157,7 +162,8 @@ class Scheduler:
             seq = self._life.by_id.get(seq_id)
             if seq is None or seq.ending is not None or (limit == "waiting" and seq.admitted_s is not None):
                 continue
-            found.append(Progress(seq.request_id, "failed", error=_out_of_time(seq, limit, now)))
+            error = _out_of_time(seq, limit, now)
+            found.append(Progress(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens))
             self._life.counters.failed += 1
             self._end(seq, seq.prompt_tokens)
         return found

@@ -42,6 +42,7 @@ class Sequence:
         "request",
         "request_id",
         "seq_id",
+        "spent_tokens",
         "task",
         "tokens",
         "tree_pages",
@@ -62,6 +63,9 @@ class Sequence:
         self.admitted_s: float | None = None
         self.announced = False  # "admitted" was reported
         self.cached_tokens = 0
+        self.spent_tokens = (
+            0  # put through the model for it: prompt and choices, also what a retraction made it do again
+        )
         self.prompt_scores: list[TokenScore | None] | None = None
         self.ending: int | None = None  # ended while in flight: tokens to keep when it lands
         self.matched = 0  # peeked by the queue policy in this pass

@@ -118,6 +118,11 @@ class LoggedSink:
         self._call.deltas.append(delta)
         self._sink.text(delta, token_ids)
 
+    def lost(self, tokens: int) -> None:
+        """See `Sink`."""
+        if (lost := getattr(self._sink, "lost", None)) is not None:
+            lost(tokens)
+
     def done(self, result: Result | Exception) -> None:
         """See `Sink`."""
         self.forget()
