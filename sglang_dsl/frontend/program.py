@@ -61,6 +61,7 @@ class Program(Generic[P, R]):
         self.function = function
         self.name = function.__name__
         self.pure = pure
+        self.keep_failures = False  # see `Session`
         self.asynchronous = inspect.iscoroutinefunction(function)
         self.origin = origin or Origin(function.__code__.co_filename, function.__code__.co_firstlineno, self.name)
         self.sites = sites or Sites(self.name, function.__code__)
@@ -323,7 +324,12 @@ class Program(Generic[P, R]):
         prediction = self._predicted(args, kwargs) if self.pure else None
         spec = RunSpec(program=self.name, options=options, arguments=arguments, prediction=prediction)
         return Session(
-            lambda state: self.call(state, args, kwargs), spec, self.sites, self.origin, asynchronous=self.asynchronous
+            lambda state: self.call(state, args, kwargs),
+            spec,
+            self.sites,
+            self.origin,
+            asynchronous=self.asynchronous,
+            keep_failures=self.keep_failures,
         )
 
     def _predicted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph | None:

@@ -24,18 +24,31 @@ R = TypeVar("R")
 
 
 class Session(Generic[R]):
-    """Runs a body once. `state` and `run` can be read from any thread; the body belongs to one."""
+    """Runs a body once. `state` and `run` can be read from any thread; the body belongs to one.
 
-    __slots__ = ("_body", "_cancelled", "_executor", "_origin", "_spec", "recorder", "run", "state")
+    keep_failures: a failure that the body has seen, and went on, is the run's all the same.
+    """
+
+    __slots__ = ("_body", "_cancelled", "_executor", "_keep_failures", "_origin", "_spec", "raised_by_body", "recorder", "run",
+                 "state")  # fmt: skip
 
     def __init__(
-        self, body: Callable[[State], Any], spec: RunSpec, sites: Sites, origin: Origin, *, asynchronous: bool = False
+        self,
+        body: Callable[[State], Any],
+        spec: RunSpec,
+        sites: Sites,
+        origin: Origin,
+        *,
+        asynchronous: bool = False,
+        keep_failures: bool = False,
     ) -> None:
         check_models_allowed(f"ran the program {spec.program!r}")
         self._body = body
         self._spec = spec
         self._origin = origin
         self._cancelled = ""
+        self._keep_failures = keep_failures
+        self.raised_by_body = False
         self._executor: Executor = resolve(spec.options.backend)
         self.run: Run = self._executor.open(spec)
         self.recorder = LiveRecorder(
@@ -54,17 +67,33 @@ class Session(Generic[R]):
 
     def execute(self) -> Result[R]:
         """Run the body on this thread. Raises nothing: what ended the run, also a KeyboardInterrupt, is in `Result.error`."""
+        return self.begin()()
+
+    def begin(self) -> Callable[[], Result[R]]:
+        """Run the body on this thread, and leave what it has not waited for under way. What is returned waits for its end."""
         try:
             value = self._body(self.state)
             self._check_returned(value)
             self._note_return(value)
-            value = replaced(value, MENTIONS, self._read)
-            summary = wait(self.run.seal())
-            error = self._failure_at_end(summary)
+            sealed = self.run.seal()
         except BaseException as raised:  # noqa: BLE001  whatever ended the body ends the run; the caller raises it
-            summary = wait(self._stopped(raised))
-            return self._result(None, summary, raised, raised_by_body=True)
-        return self._result(value, summary, error)
+            failed = self._failed(raised)
+            self.raised_by_body = True
+            return lambda: failed
+
+        def finish() -> Result[R]:
+            try:
+                found = replaced(value, MENTIONS, self._read)
+                summary = wait(sealed)
+                error = self._failure_at_end(summary)
+            except BaseException as raised:  # noqa: BLE001  as above
+                return self._failed(raised)
+            return self._result(found, summary, error)
+
+        return finish
+
+    def _failed(self, raised: BaseException) -> Result[R]:
+        return self._result(None, wait(self._stopped(raised)), raised, raised_by_body=True)
 
     async def aexecute(self) -> Result[R]:
         """The same for an `async def` body, on this event loop. A cancelled task cancels the run."""
@@ -154,7 +183,7 @@ class Session(Generic[R]):
             return CancelledError(f"the run was cancelled: {self._cancelled}")
         if summary.error is None:
             return None
-        return unseen_failure(self.recorder)
+        return unseen_failure(self.recorder, also_seen=self._keep_failures)
 
     def _result(
         self, value: Any, summary: RunSummary, error: BaseException | None, *, raised_by_body: bool = False
@@ -176,8 +205,11 @@ class Session(Generic[R]):
         return result
 
 
-def unseen_failure(recorder: LiveRecorder) -> BaseException | None:
-    """The first failure that no read or append has raised in the program, and that no join has taken upon itself."""
+def unseen_failure(recorder: LiveRecorder, *, also_seen: bool = False) -> BaseException | None:
+    """The first failure that no read or append has raised in the program, and that no join has taken upon itself.
+
+    also_seen: the first one, whoever has seen it.
+    """
     graph = recorder.graph
     joined = {node.fork for node in graph if isinstance(node, Join)}
     absorbed: set[str] = set()
@@ -186,6 +218,8 @@ def unseen_failure(recorder: LiveRecorder) -> BaseException | None:
             absorbed.add(node.id)
             continue
         error = recorder.run.value(node.id).exception()
-        if error is not None and not isinstance(error, CancelledError) and not recorder.has_shown(error):
+        if error is None or isinstance(error, CancelledError):
+            continue
+        if also_seen or not recorder.has_shown(error):
             return error
     return None

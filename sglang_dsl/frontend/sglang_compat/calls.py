@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 from ...errors import ProgramError, SpecError
 from ...ir.execution import Outcome
-from ...ir.nodes import Reasoning
+from ...ir.nodes import Operation, Reasoning, Reference
 from ...ir.specs import SelectMethod
 from .. import primitives, roles
-from ..bindings import Bound
+from ..bindings import Bound, Convert, Gathered
 from ..expressions import Chain, Draft, Expression, Generation, Handle, Picture, Selection, Turn, TurnBegin, TurnEnd
 from ..sites import caller_origin
 
@@ -88,12 +88,15 @@ run_sampling: ContextVar[Sampling] = ContextVar("sglang_dsl.sglang_sampling", de
 class SglGen(Handle[Any]):
     """A `gen` that waits for the run's defaults."""
 
-    __slots__ = ("_options", "_sampling", "reasoning")
+    __slots__ = ("_convert", "_options", "_sampling", "reasoning")
 
-    def __init__(self, name: str | None, sampling: Sampling, options: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str | None, sampling: Sampling, options: dict[str, Any], convert: Convert | None = None
+    ) -> None:
         self.name = name
         self._sampling = sampling
         self._options = options
+        self._convert = convert  # of the text, where the value is what our own `gen` would not make of it
         self.reasoning: Reasoning | None = None
         self._made(SGLANG_DEFAULTS)  # so that a bad option is an error on its own line
 
@@ -105,21 +108,26 @@ class SglGen(Handle[Any]):
         made = self._made(run_sampling.get())
         watched = _Watched(draft)
         made.write(watched)
+        if isinstance(watched.bound, Gathered):  # of n samples the first is what the text goes on with
+            draft.say(Reference(watched.bound.node_id, (Operation("item", (0,)),)))
         if self.reasoning is not None and self.name is not None and watched.bound is not None:
             part: Generation[str] = Generation(f"{self.name}_reasoning_content", {}, convert=None, check=None, n=None)
-            draft.bind(part, ReasoningPart(watched.bound.node_id, source=part))
+            draft.bind(part, ReasoningPart(watched.bound.node_id, part, self.reasoning.begin))
 
     def with_reasoning(self, reasoning: Reasoning) -> SglGen:
         """The same call with its reasoning kept apart."""
-        copy = SglGen(self.name, self._sampling, self._options)
+        copy = SglGen(self.name, self._sampling, self._options, self._convert)
         copy.reasoning = reasoning
         return copy
 
     def _made(self, defaults: Sampling) -> Generation[Any]:
         options = {**self._sampling.over(defaults).as_options(), **self._options}
         if self.reasoning is not None:
-            options["reasoning"] = self.reasoning
-        return primitives.gen(self.name, **options)
+            options["reasoning"] = replace(self.reasoning, begin="")  # nothing is put into the prompt
+        made = primitives.gen(self.name, **options)
+        if self._convert is None:
+            return made
+        return Generation(self.name, {**made.fields, "decode": "text"}, convert=self._convert, check=None, n=made.n)
 
 
 class _Watched:
@@ -139,13 +147,17 @@ class _Watched:
 
 
 class ReasoningPart(Bound):
-    """The reasoning in front of a call's answer."""
+    """The reasoning in front of a call's answer. `begin`: the marker that opens it."""
 
-    __slots__ = ()
+    __slots__ = ("begin",)
+
+    def __init__(self, node_id: str, source: object, begin: str) -> None:
+        super().__init__(node_id, None, source)
+        self.begin = begin
 
     def finish(self, outcome: Outcome) -> str:
-        """It stands in the call's meta."""
-        return outcome.meta.reasoning if outcome.meta is not None else ""
+        """It stands in the call's meta. The model opens it itself, or its template did."""
+        return outcome.meta.reasoning.lstrip().removeprefix(self.begin).strip("\n") if outcome.meta is not None else ""
 
 
 def gen(
@@ -176,7 +188,8 @@ def gen(
     """SGLang's `gen`, with its 23 parameters. With `choices` it is a `select`.
 
     Unlike there: the value read has the type asked for (`dtype=int` is an int), `choices=[]` is an error, the caller's lists
-    are never changed, and `json_schema` may be a dict or a class.
+    are never changed, and `json_schema` may be a dict or a class (then the value is data or an object; with a string it is
+    the text, as there).
     """
     if choices is not None:
         return select(name, choices, 0.0, choices_method or token_length_normalized)
@@ -187,7 +200,8 @@ def gen(
         return_logprob=return_logprob, logprob_start_len=logprob_start_len, top_logprobs_num=top_logprobs_num,
         return_text_in_logprobs=return_text_in_logprobs,
     )  # fmt: skip
-    return SglGen(name, sampling, _shape(dtype, regex, json_schema))
+    convert = _is_true if dtype in (bool, "bool") else _text if isinstance(json_schema, str) else None
+    return SglGen(name, sampling, _shape(dtype, regex, json_schema), convert)
 
 
 def gen_int(name: str | None = None, *args: Any, **kwargs: Any) -> SglGen | Selection[str]:
@@ -281,7 +295,7 @@ assistant_begin, assistant_end = _parts("assistant")
 _TYPES: Mapping[Any, Any] = {
     int: {"type": int}, "int": {"type": int},
     float: {"type": float}, "float": {"type": float},
-    bool: {"type": bool}, "bool": {"type": bool},
+    bool: {"choices": ("True", "False")}, "bool": {"choices": ("True", "False")},
     str: {"regex": r'"[\w\d\s]*"'}, "str": {"regex": r'"[\w\d\s]*"'}, "string": {"regex": r'"[\w\d\s]*"'},
 }  # fmt: skip
 
@@ -300,6 +314,14 @@ def _shape(dtype: Any, regex: str | None, json_schema: Any) -> dict[str, Any]:
     if json_schema is not None:
         return {"schema": _parsed(json_schema) if isinstance(json_schema, str) else json_schema}
     return {} if regex is None else {"regex": regex}
+
+
+def _is_true(text: str) -> bool:
+    return text.strip().lower() == "true"
+
+
+def _text(text: str) -> str:
+    return text
 
 
 def _parsed(json_schema: str) -> Any:

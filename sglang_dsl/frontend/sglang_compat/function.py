@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import fields
+from functools import partial
 from typing import Any, Literal
 
 from ...errors import DecorationError, SpecError
 from ...ir.execution import Executor
 from ...ir.graph import Graph
 from ...ir.specs import RunOptions
+from ..batch import run_all
 from ..program import Program
+from ..recorder import LiveRecorder
 from ..result import Result
 from ..settings import settled, use
 from ..sites import Sites, caller_origin
@@ -23,6 +27,8 @@ from .states import ProgramState
 _SAMPLING_NAMES = frozenset(f.name for f in fields(Sampling))
 _RUN_NAMES = frozenset({"stream", "backend", "use_thread"})
 Backend = str | Executor | None
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+_inside_body: ContextVar[bool] = ContextVar("sglang_dsl.sglang_inside_body", default=False)
 
 
 class SglFunction:
@@ -37,10 +43,11 @@ class SglFunction:
         self.__name__ = func.__name__
         self.__doc__ = func.__doc__
         self.bind_arguments = dict(bind_arguments or {})
-        self.arg_names = _parameters(func)
+        self.arg_names, self._takes_more = _parameters(func)
         self._program: Program[..., Any] = Program(
             _adapted(func), sites=Sites(func.__name__, func.__code__), parameters=self.arg_names
         )
+        self._program.keep_failures = True
 
     def bind(self, **kwargs: Any) -> SglFunction:
         """The program with some arguments given; what a run states itself wins."""
@@ -53,14 +60,23 @@ class SglFunction:
         """Run the program; returns its final state. With `stream=True` it returns at once, and `text_iter()` follows.
 
         What the body raises is raised (streamed: by the iteration). A call that failed raises when its variable is
-        read, and `error()` tells. `use_thread` has no effect: there is no thread per state.
+        read, and `error()` tells, whoever has seen it. Inside the body of another program it returns when the body has
+        ended, and what that did not read goes on meanwhile. `use_thread` has no effect: there is no thread per state.
         """
         sampling, control = self._split(kwargs)
         with self._surroundings(sampling, control.get("backend")):
             call = self._arguments(args, kwargs)
             if control.get("stream"):
                 return self._streamed(call)
-            return _state_of(self._program._execute((), call, settled(None)), raising=True)
+            session = self._program._open(*call, settled(None))
+            finish = session.begin()
+        if not _inside_body.get():
+            return _state_of(finish(), raising=True)
+        state = ProgramState(session.state)
+        state.finish = finish
+        if session.raised_by_body:
+            return _state_of(finish(), raising=True)
+        return state
 
     __call__ = run
 
@@ -98,20 +114,26 @@ class SglFunction:
         """Nothing to do: prefixes are shared within and between runs anyway."""
 
     def _batch(
-        self, calls: list[dict[str, Any]], sampling: Sampling, backend: Backend, concurrency: int, progress: bool
+        self, calls: list[Call], sampling: Sampling, backend: Backend, concurrency: int, progress: bool
     ) -> Iterator[ProgramState]:
         waiting: dict[int, ProgramState] = {}
         following = 0
         with self._surroundings(sampling, backend):
-            results = self._program.run_batch_iter(calls, concurrency=concurrency, progress=progress)
+            results = run_all(
+                [partial(self._program._open, *call, settled(None)) for call in calls],
+                concurrency=concurrency,
+                progress=progress,
+                asynchronous=False,
+                label=self.__name__,
+            )
         for index, result in results:
             waiting[index] = _state_of(result, raising=False)
             while following in waiting:
                 yield waiting.pop(following)
                 following += 1
 
-    def _streamed(self, call: dict[str, Any]) -> ProgramState:
-        stream = self._program._stream((), call, settled(None))
+    def _streamed(self, call: Call) -> ProgramState:
+        stream = self._program._stream(*call, settled(None))
         running = stream.begin()
         state = ProgramState(running.state)
         state.stream = stream
@@ -123,12 +145,15 @@ class SglFunction:
         control = {name: kwargs.pop(name) for name in list(kwargs) if name in _RUN_NAMES - own}
         return Sampling(**sampling), control
 
-    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        if len(args) > len(self.arg_names):
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        if len(args) <= len(self.arg_names):
+            return (), {**self.bind_arguments, **dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        if not self._takes_more:
             raise TypeError(f"{self.__name__} takes {len(self.arg_names)} arguments, {len(args)} were given")
-        return {**self.bind_arguments, **dict(zip(self.arg_names, args, strict=False)), **kwargs}
+        bound = {name: value for name, value in self.bind_arguments.items() if name not in self.arg_names}
+        return tuple(args), {**bound, **kwargs}
 
-    def _item(self, item: Mapping[str, Any] | Sequence[Any]) -> dict[str, Any]:
+    def _item(self, item: Mapping[str, Any] | Sequence[Any]) -> Call:
         return self._arguments((), item) if isinstance(item, Mapping) else self._arguments(item, {})
 
     def _surroundings(self, sampling: Sampling, backend: Backend) -> _Surroundings:
@@ -173,15 +198,28 @@ def function(func: Callable[..., Any] | None = None, num_api_spec_tokens: int | 
     return SglFunction(func)
 
 
-def _parameters(func: Callable[..., Any]) -> tuple[str, ...]:
-    return tuple(inspect.signature(func).parameters)[1:]
+def _parameters(func: Callable[..., Any]) -> tuple[tuple[str, ...], bool]:
+    """Names of the parameters after the state that can be given by position (or, behind `*`, by name), and whether there may
+    be more of them.
+    """
+    parameters = list(inspect.signature(func).parameters.values())[1:]
+    more = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [p.name for p in parameters if p.kind in kinds or (not more and p.kind is p.KEYWORD_ONLY)]
+    return tuple(named), more
 
 
 def _adapted(func: Callable[..., Any]) -> Callable[..., Any]:
     """The body as one of ours: what it is given is wrapped."""
 
     def body(s: State, /, *args: Any, **kwargs: Any) -> Any:
-        return func(ProgramState(s), *args, **kwargs)
+        token = _inside_body.set(True)
+        try:
+            found = func(ProgramState(s), *args, **kwargs)
+        finally:
+            _inside_body.reset(token)
+        # SGLang's programs end with `return s`, which says nothing that the graph does not
+        return None if isinstance(found, ProgramState) and not isinstance(s._cursor.recorder, LiveRecorder) else found
 
     body.__name__ = func.__name__
     body.__doc__ = func.__doc__

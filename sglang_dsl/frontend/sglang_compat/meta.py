@@ -24,6 +24,11 @@ def meta_info(meta: Meta) -> dict[str, Any]:
     return info
 
 
+def partial_info(call_id: str, pieces: int) -> dict[str, Any]:
+    """What is known of a call while it writes: so many pieces of text have come. `meta_info` comes at its end."""
+    return {"id": call_id, "completion_tokens": pieces, "finish_reason": None}
+
+
 def _finish_reason(meta: Meta) -> dict[str, Any]:
     if meta.finish_reason == "length":
         return {"type": "length", "length": meta.generated_tokens}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, Literal, overload
@@ -14,13 +15,14 @@ from ...ir.specs import JoinMode
 from ..bindings import Given
 from ..branches import Branches
 from ..expressions import Chain, Turn
+from ..following import Chunk
 from ..gathering import JoinRequest
 from ..result import Result
 from ..sites import Site, caller_origin
 from ..spans import NamedSpan, OpenTurn
 from ..state import State
 from ..streaming import Stream
-from .meta import meta_info
+from .meta import meta_info, partial_info
 
 Gather = Literal["gather_variable", "concate_and_append"]
 
@@ -31,7 +33,9 @@ class ProgramState:
     def __init__(self, inner: State) -> None:
         self.inner = inner
         self.stream: Stream[Any] | None = None
+        self.finish: Callable[[], Result[Any]] | None = None  # of a run that is under way: waits for its end
         self._result: Result[Any] | None = None
+        self._ending = threading.Lock()
 
     # appending ---------------------------------------------------------------------------------------------------
 
@@ -96,8 +100,8 @@ class ProgramState:
         return self.inner.text
 
     def messages(self) -> list[dict[str, str]]:
-        """The turns so far."""
-        return self.inner.messages()
+        """The turns so far, without the blanks that their text begins with."""
+        return [{**message, "content": message["content"].lstrip()} for message in self.inner.messages()]
 
     def sync(self) -> None:
         """Wait for all text so far. Raises nothing: `error()` tells."""
@@ -105,7 +109,7 @@ class ProgramState:
 
     def error(self) -> BaseException | None:
         """Why the state failed, or None; waits for its end."""
-        if self._result is not None or self.stream is not None:
+        if self._result is not None or self.stream is not None or self.finish is not None:
             return self._ended().error
         try:
             _ = self.inner.text
@@ -126,7 +130,9 @@ class ProgramState:
         yield from self.stream if var_name is None else self.stream.of(var_name)
 
     async def text_async_iter(self, var_name: str | None = None, return_meta_data: bool = False) -> AsyncIterator[Any]:
-        """Like `text_iter`; with `return_meta_data` (of a variable) pairs of text and meta info."""
+        """Like `text_iter`; with `return_meta_data` (of a variable) pairs of text and meta info: of each piece what is
+        known by then, and behind a call's last piece an empty one with all.
+        """
         if return_meta_data and var_name is None:
             raise SpecError(
                 "return_meta_data needs a variable", hint="text_async_iter('answer', return_meta_data=True)"
@@ -135,12 +141,30 @@ class ProgramState:
             text = self.text() if var_name is None else str(self.get_var(var_name))
             yield (text, self.get_meta_info(str(var_name))) if return_meta_data else text
             return
-        async for chunk in self.stream if var_name is None else self.stream.of(var_name):
-            yield (chunk, {}) if return_meta_data else chunk
-        if return_meta_data:
-            yield "", self.get_meta_info(str(var_name))
+        pieces = self.stream if var_name is None else self.stream.of(var_name)
+        if not return_meta_data:
+            async for chunk in pieces:
+                yield chunk
+            return
+        written: Chunk | None = None
+        pieces_of_call = 0
+        async for chunk in pieces:
+            if written is not None and written.node is not chunk.node:
+                yield "", self._meta_of(written)
+                pieces_of_call = 0
+            written, pieces_of_call = chunk, pieces_of_call + 1
+            yield chunk, partial_info(chunk.node.id, pieces_of_call)
+        if written is not None:
+            yield "", self._meta_of(written)
+
+    def _meta_of(self, chunk: Chunk) -> dict[str, Any]:
+        meta = self.inner._cursor.recorder.outcome(chunk.node.id).meta
+        return {"id": chunk.node.id, **({} if meta is None else meta_info(meta))}
 
     def _ended(self) -> Result[Any]:
+        with self._ending:
+            if self._result is None and self.finish is not None:
+                self._result = self.finish()
         if self._result is None:
             running = None if self.stream is None else self.stream.running
             if running is None:
@@ -168,7 +192,10 @@ class ProgramState:
         branch._cursor.line.closed = site.origin
 
     def __repr__(self) -> str:
-        return f"<ProgramState over {self.inner!r}>"
+        try:
+            return f"ProgramState({self.text()})"
+        except Exception as error:  # noqa: BLE001  a repr raises nothing; what failed is part of it
+            return f"ProgramState(<failed: {type(error).__name__}: {str(error).splitlines()[0]}>)"
 
 
 class ProgramStateGroup:
