@@ -85,7 +85,7 @@ def _check_node(node: Node, tree: RadixTree) -> None:
     for first, child in node.children.items():
         if child.parent is not node or child.key[:page_bytes] != first or not child.pages:
             raise IntegrityError(f"node {child.serial} hangs wrongly below node {node.serial}")
-        if child.lock > node.lock or (node.pending and not child.pending):
+        if (child.lock and not node.lock) or (node.pending and not child.pending):
             raise IntegrityError(f"node {child.serial} (lock {child.lock}) outlives its parent (lock {node.lock})")
 
 
@@ -113,9 +113,9 @@ def _check_receipts(tree: RadixTree, known: list[Receipt]) -> None:
     lost = tree.receipts.difference(known)
     if lost:
         raise IntegrityError(f"locks nobody holds: {sorted(r.owner for r in lost)}")
-    locks = Counter(id(node) for receipt in tree.receipts for node in receipt.node.path())
+    locks = Counter(id(receipt.node) for receipt in tree.receipts)
     for node in tree.walk():
-        if locks.pop(id(node), 0) != node.lock:
+        if locks.pop(id(node), 0) + sum(child.lock > 0 for child in node.children.values()) != node.lock:
             raise IntegrityError(f"node {node.serial} has lock {node.lock}, its receipts say otherwise")
     if locks:
         raise IntegrityError("a receipt holds a node that is not in the tree")

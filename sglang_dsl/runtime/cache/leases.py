@@ -6,11 +6,12 @@ its path. When memory is short a lease is demoted to a hint: its lock goes, its 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .keys import TOKEN_BYTES
 from .namespace import Namespace
-from .node import Node, Receipt
+from .node import Match, Node, Receipt
 from .tree import RadixTree
 
 
@@ -22,6 +23,7 @@ class Lease:
     namespace: Namespace
     key: bytes
     children: int
+    ids: Sequence[int] = ()  # the prompt that `key` begins with
     receipt: Receipt | None = None
     hinted: Node | None = None
     covered: int = 0
@@ -48,16 +50,28 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def open(self, namespace: Namespace, key: bytes, children: int, lease_id: int | None = None) -> int:
-        """Lease the path of `key` for so many children. Returns the lease's id: the caller's own, if it gave an unused one."""
+    def open(
+        self,
+        namespace: Namespace,
+        key: bytes,
+        children: int,
+        lease_id: int | None = None,
+        *,
+        ids: Sequence[int] = (),
+    ) -> int:
+        """Lease the path of `key` for so many children. Returns the lease's id: the caller's own, if it gave an unused one.
+
+        ids: the prompt that `key` begins with, if it is known.
+        """
         if lease_id is None:
             self._next_id -= 1
             lease_id = self._next_id
         whole = len(key) - len(key) % self._page_bytes
-        lease = self._leases[lease_id] = Lease(lease_id, namespace, key[:whole], children)
-        match = self._tree.match(namespace, lease.key, whole // TOKEN_BYTES, pending=False)
-        lease.receipt = self._tree.acquire(match.node, f"lease {lease_id}")
-        self._cover(lease, match.node)
+        lease = self._leases[lease_id] = Lease(lease_id, namespace, key[:whole], children, ids)
+        node = self._match(lease).node
+        lease.receipt = self._tree.acquire(node, f"lease {lease_id}")
+        self._count(node, 1)
+        self._covered(lease, node)
         return lease_id
 
     def count_down(self, lease_id: int, children: int | None = 1) -> None:
@@ -75,10 +89,13 @@ class LeaseTable:
             at = lease.covered * TOKEN_BYTES
             receipt, next_page = lease.receipt, lease.key[at : at + self._page_bytes]
             if receipt is not None and next_page in receipt.node.children:
-                match = self._tree.match(lease.namespace, lease.key, len(lease.key) // TOKEN_BYTES, pending=False)
+                node = self._match(lease).node
                 above = receipt.node
-                self._tree.move(receipt, match.node)
-                self._cover(lease, match.node, above)
+                if node is not above:
+                    self._count(node, 1)
+                    self._count(above, -1)
+                    self._tree.move(receipt, node)
+                    self._covered(lease, node)
 
     def demote(self, pages: int) -> bool:
         """Turn leases into hints, those that lock most first, until `pages` more can be evicted. False if none locks any."""
@@ -95,9 +112,11 @@ class LeaseTable:
         """Living receipts, for the integrity check."""
         return [lease.receipt for lease in self._leases.values() if lease.receipt is not None]
 
-    def _cover(self, lease: Lease, node: Node, above: Node | None = None) -> None:
-        """The lease's lock now ends at `node`; `above`: where it ended before."""
-        self._count(node, above, 1)
+    def _match(self, lease: Lease) -> Match:
+        return self._tree.match(lease.namespace, lease.key, len(lease.key) // TOKEN_BYTES, pending=False, ids=lease.ids)
+
+    def _covered(self, lease: Lease, node: Node) -> None:
+        """The lease's lock now ends at `node`."""
         lease.covered = node.end
         if self.leased_pages > self.max_pages:
             self._demote(lease)
@@ -106,12 +125,14 @@ class LeaseTable:
         else:
             self._open[lease.lease_id] = lease
 
-    def _count(self, node: Node, stop: Node | None, change: int) -> None:
-        """One lease more or less from `node` up to `stop`; a page counts once, however many leases cover it."""
+    def _count(self, node: Node, change: int) -> None:
+        """One lease more or less that ends at `node`; a page counts once, however many leases cover it."""
         walk: Node | None = node
-        while walk is not None and walk is not stop:
+        while walk is not None:
             before, walk.leased = walk.leased, walk.leased + change
-            self.leased_pages += len(walk.pages) * (bool(walk.leased) - bool(before))
+            if bool(before) == bool(walk.leased):
+                return
+            self.leased_pages += len(walk.pages) * change
             walk = walk.parent
 
     def _demote(self, lease: Lease) -> None:
@@ -130,6 +151,6 @@ class LeaseTable:
     def _unlock(self, lease: Lease) -> None:
         self._open.pop(lease.lease_id, None)
         if lease.receipt is not None:
-            self._count(lease.receipt.node, None, -1)
+            self._count(lease.receipt.node, -1)
             self._tree.release(lease.receipt)
             lease.receipt = None

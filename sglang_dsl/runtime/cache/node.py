@@ -9,7 +9,10 @@ from .namespace import Namespace
 
 
 class Node:
-    """A span of tokens below its parent. Only the tree changes it."""
+    """A span of tokens below its parent. Only the tree changes it.
+
+    lock: receipts that end here, and children that are locked. leased: likewise of leases.
+    """
 
     __slots__ = (
         "children",
@@ -24,24 +27,29 @@ class Node:
         "namespace",
         "pages",
         "parent",
+        "parts",
         "pending",
         "priority",
         "serial",
         "writer",
     )
 
-    def __init__(self, namespace: Namespace, parent: Node | None, key: bytes, pages: list[int], serial: int) -> None:
+    def __init__(
+        self, namespace: Namespace, parent: Node | None, key: bytes | bytearray, pages: list[int], serial: int
+    ) -> None:
         self.namespace = namespace
         self.parent = parent
         self.key = key
         self.pages = pages
+        self.parts: list[int] = []  # where, in pages, it was merged: its last part is evicted first
         self.serial = serial
         self.end: int = (parent.end if parent else 0) + len(key) // TOKEN_BYTES  # tokens from the root to here
         self.children: dict[bytes, Node] = {}
         self.lock = 0
-        self.leased = 0  # leases at or below it; kept by the LeaseTable
-        self.created = self.last_access = 0
-        self.hits = 0  # requests that used it
+        self.leased = 0  # kept by the LeaseTable
+        self.created = 0
+        self.last_access = 0  # itself, or a child that is gone: that of a node without children is exact
+        self.hits = 0  # requests that ended here, or below in a child that is gone
         self.priority = 0
         self.hints = 0  # known coming uses that hold no lock (demoted leases)
         self.pending = False

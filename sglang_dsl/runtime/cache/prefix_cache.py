@@ -43,9 +43,11 @@ class PrefixCache:
             self._evict(short)
         return self.pool.allocate_each(owners)
 
-    def hold(self, namespace: Namespace, key: bytes, limit_tokens: int, owner: str) -> tuple[Match, Receipt]:
-        """Match and lock in one go, so that nothing evicts the match in between."""
-        match = self.tree.match(namespace, key, limit_tokens)
+    def hold(
+        self, namespace: Namespace, key: bytes, limit_tokens: int, owner: str, ids: Sequence[int] = ()
+    ) -> tuple[Match, Receipt]:
+        """Match and lock in one go, so that nothing evicts the match in between. ids: the prompt that `key` begins with."""
+        match = self.tree.match(namespace, key, limit_tokens, ids=ids)
         return match, self.tree.acquire(match.node, owner)
 
     def adopt(self, receipt: Receipt, key: bytes, pages: list[int], *, priority: int = 0) -> int:

@@ -7,21 +7,33 @@ Divergence inside a page is no match for that page.
                                         +- "ticket 2" (locked 1)
                                         +- "ticket 3" (locked 1, pending: its pages are being filled by the step in flight)
 
-Invariants, checked by `integrity.py`: a node's lock is the number of living receipts at or below it; so an unlocked
-node has only unlocked descendants and every unlocked page can be evicted. Pending nodes are always locked.
+Invariants, checked by `integrity.py`: a node's lock is the number of living receipts that end there and of its locked
+children; so an unlocked node has only unlocked descendants and every unlocked page can be evicted. Pending nodes are always locked.
+
+Time per request must not grow with what came before it. A path without branches is one node: where a request has continued one,
+the two are merged (the deeper one stays, receipts and all). Locking a path whose upper part is locked ends there. And a prompt that
+continues another is matched from where that one ended (`Trail`), however many branches hang on the way.
 
 Source: the idea is RadixAttention's (Zheng et al., arXiv 2312.07104, section 3); locks as receipts, pending nodes and leases are ours.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from weakref import WeakKeyDictionary
 
 from ...errors import IntegrityError
 from .eviction import EvictionPolicy, EvictionQueue, lru
-from .keys import TOKEN_BYTES, common_bytes
+from .keys import TOKEN_BYTES, TokenIds, TokenStore, common_bytes
 from .namespace import Namespace
 from .node import Inserted, Match, Node, Overlap, Receipt
+
+REMEMBERED_BRANCHINGS = 32  # how far up a prompt's branchings it is looked for a trail
+TRAILED_NODES = 8  # a prompt whose match passed so many nodes leaves a trail for what continues it
+
+
+_NO_TRAILS: dict[Namespace, Trail] = {}
 
 
 class RadixTree:
@@ -35,22 +47,31 @@ class RadixTree:
         self.pending: list[Node] = []
         self._page_bytes = page_size * TOKEN_BYTES
         self._queue: EvictionQueue[Node] = EvictionQueue(policy)
+        self._trails: WeakKeyDictionary[TokenStore, dict[Namespace, Trail]] = WeakKeyDictionary()
         self._ticks = 0
         self._serials = 0
         self._nodes = 0
 
     # Finding
 
-    def match(self, namespace: Namespace, key: bytes, limit_tokens: int, *, pending: bool = True) -> Match:
+    def match(
+        self,
+        namespace: Namespace,
+        key: bytes,
+        limit_tokens: int,
+        *,
+        pending: bool = True,
+        ids: Sequence[int] = (),
+    ) -> Match:
         """The longest prefix of `key[:limit_tokens]` the tree holds; splits a node where the match ends inside it.
 
         The whole path becomes most recent, the part of a split node that did not match does not.
-        pending: whether nodes of the step being built may be matched.
+        pending: whether nodes of the step being built may be matched. ids: the prompt that `key` begins with, if it is known.
         """
-        node = self._root(namespace)
+        node, pages = self._start(namespace, ids, limit_tokens, pending=pending)
         end = self._whole_pages(min(len(key), limit_tokens * TOKEN_BYTES))
-        now = self._tick()
-        at, pages = 0, list[int]()
+        node.last_access = now = self._tick()
+        at, passed = node.end * TOKEN_BYTES, 0
         while at < end:
             child = self._child(node, key, at, pending=pending)
             if child is None:
@@ -61,16 +82,23 @@ class RadixTree:
             node.last_access = now
             pages += node.pages
             at += same
+            passed += 1
             if same < span:
                 break
+        if passed >= TRAILED_NODES and isinstance(ids, TokenIds):
+            self._trails.setdefault(ids.store, {}).setdefault(namespace, Trail()).note(node, pages, self.page_size)
         return Match(node, at // TOKEN_BYTES, pages)
 
-    def peek(self, namespace: Namespace, key: bytes, limit_tokens: int) -> tuple[Node | None, int]:
+    def peek(
+        self, namespace: Namespace, key: bytes, limit_tokens: int, *, ids: Sequence[int] = ()
+    ) -> tuple[Node | None, int]:
         """The deepest node a match would touch and the tokens it would find; changes nothing."""
-        node = self.roots.get(namespace)
+        if namespace not in self.roots:
+            return None, 0
+        node: Node = self._start(namespace, ids, limit_tokens, pending=True, peek=True)[0]
         end = self._whole_pages(min(len(key), limit_tokens * TOKEN_BYTES))
-        at = 0
-        while node is not None and at < end:
+        at = node.end * TOKEN_BYTES
+        while at < end:
             child = self._child(node, key, at, pending=True)
             if child is None:
                 break
@@ -79,6 +107,21 @@ class RadixTree:
             if same < len(child.key):
                 break
         return node, at // TOKEN_BYTES
+
+    def _start(
+        self, namespace: Namespace, ids: Sequence[int], limit_tokens: int, *, pending: bool, peek: bool = False
+    ) -> tuple[Node, list[int]]:
+        """Where a match may begin, and the pages up to there: the end of a prompt that this one continues, or the root."""
+        for _ in range(REMEMBERED_BRANCHINGS):
+            if not isinstance(ids, TokenIds):
+                break
+            limit_tokens = min(limit_tokens, len(ids))
+            if (trail := self._trails.get(ids.store, _NO_TRAILS).get(namespace)) is not None:
+                node = trail.before(limit_tokens, self.page_size, pending=pending)
+                if node is not None:
+                    return node, [] if peek else trail.pages[: node.end // self.page_size]
+            ids = ids.store.above or ()
+        return self._root(namespace), []
 
     def overlap(self, node: Node, key: bytes, limit_tokens: int) -> Overlap | None:
         """Below `node`, the child whose first page begins with most of `key[node.end : limit_tokens]`."""
@@ -144,6 +187,8 @@ class RadixTree:
             pages += node.pages
             if node.lock == 0:
                 raise IntegrityError(f"pending node of sequence {node.writer} is not locked")
+        for node in self.pending:
+            self._merge(node)
         self.pending.clear()
         return pages
 
@@ -159,7 +204,7 @@ class RadixTree:
 
     def acquire(self, node: Node, owner: str) -> Receipt:
         """Keep the path from `node` to its root from eviction."""
-        self._add_lock(node, None)
+        self._lock(node)
         receipt = Receipt(node, owner)
         self.receipts.add(receipt)
         return receipt
@@ -174,24 +219,29 @@ class RadixTree:
             raise IntegrityError(f"the lock of {receipt.owner} is released twice")
         receipt.alive = False
         self.receipts.discard(receipt)
-        node: Node | None = receipt.node
-        while node is not None:
-            node.lock -= 1
-            if node.lock == 0:
-                self._unlocked(node)
-            node = node.parent
+        self._unlock(receipt.node)
+        self._merge(receipt.node)
 
     def move(self, receipt: Receipt, node: Node) -> None:
         """Let the receipt hold `node`, which lies at or below its present node, instead."""
-        self._add_lock(node, receipt.node)
-        receipt.node = node
+        above = receipt.node
+        if node is not above:
+            self._lock(node)
+            self._unlock(above)
+            receipt.node = node
+            self._merge(node)
 
     # Shrinking
 
     def evict(self, pages: int) -> list[int]:
-        """Remove unlocked leaves until at least `pages` are gone (less than one node more) or none is left."""
+        """Remove unlocked leaves until at least `pages` are gone (less than one node more) or none is left. Of a node that was
+        merged only its last part goes.
+        """
         gone = list[int]()
         while len(gone) < pages and (node := self._queue.pop(_is_evictable)) is not None:
+            if node.parts:
+                gone += self._cut(node, node.parts.pop())
+                continue
             gone += node.pages
             self.evictable_pages -= len(node.pages)
             self._consider(self._unlink(node))
@@ -231,7 +281,6 @@ class RadixTree:
         root = self.roots.get(namespace)
         if root is None:
             root = self.roots[namespace] = Node(namespace, None, b"", [], self._next_serial())
-        root.last_access = self._ticks
         return root
 
     def _child(self, node: Node, key: bytes, at: int, *, pending: bool) -> Node | None:
@@ -252,12 +301,14 @@ class RadixTree:
             raise IntegrityError("a root cannot be split")
         cut = at // self._page_bytes
         upper = Node(node.namespace, above, node.key[:at], node.pages[:cut], self._next_serial())
-        upper.lock, upper.created, upper.last_access = node.lock, node.created, node.last_access
-        upper.hits, upper.priority, upper.leased = node.hits, node.priority, node.leased
+        upper.lock, upper.leased = int(node.lock > 0), int(node.leased > 0)
+        upper.created, upper.last_access, upper.priority = node.created, node.last_access, node.priority
         upper.pending, upper.writer = node.pending, node.writer
-        above.children[upper.key[: self._page_bytes]] = upper
+        above.children[bytes(upper.key[: self._page_bytes])] = upper
+        upper.parts = [part for part in node.parts if part < cut]
+        node.parts = [part - cut for part in node.parts if part > cut]
         node.parent, node.key, node.pages = upper, node.key[at:], node.pages[cut:]
-        upper.children[node.key[: self._page_bytes]] = node
+        upper.children[bytes(node.key[: self._page_bytes])] = node
         self._nodes += 1
         if upper.pending:
             self.pending.append(upper)
@@ -268,23 +319,67 @@ class RadixTree:
         above = node.parent
         if above is None:
             raise IntegrityError("a root cannot be removed")
-        del above.children[node.key[: self._page_bytes]]
+        del above.children[bytes(node.key[: self._page_bytes])]
+        above.hits += node.hits
+        above.last_access = max(above.last_access, node.last_access)
         node.parent = None
         self._nodes -= 1
         return above
 
-    def _add_lock(self, node: Node, stop: Node | None) -> None:
+    def _cut(self, node: Node, keep: int) -> list[int]:
+        """Take the end of a leaf away: it keeps so many pages. Returns the others."""
+        gone = node.pages[keep:]
+        del node.pages[keep:]
+        node.key = node.key[: keep * self._page_bytes]
+        node.end -= len(gone) * self.page_size
+        self.evictable_pages -= len(gone)
+        self._consider(node)
+        return gone
+
+    def _merge(self, node: Node) -> None:
+        """Make a node one with its parent where nothing branches off or ends between them, and it is the more recent one."""
+        above = node.parent
+        while above is not None and above.parent is not None and len(above.children) == 1:
+            ends = above.lock != bool(node.lock) or above.leased != bool(node.leased) or above.hints
+            differ = above.priority != node.priority or node.last_access < above.last_access
+            if ends or differ or above.pending or node.pending:
+                return
+            above.key = above.key if isinstance(above.key, bytearray) else bytearray(above.key)
+            joint = len(above.pages)
+            above.key += node.key
+            above.pages += node.pages
+            above.parts.append(joint)
+            above.parts += [joint + part for part in node.parts]
+            node.key, node.pages, node.parts = above.key, above.pages, above.parts
+            node.hits += above.hits
+            node.parent, above.parent = above.parent, None
+            node.parent.children[bytes(node.key[: self._page_bytes])] = node
+            self._nodes -= 1
+            above = node.parent
+            self._consider(node)
+
+    def _lock(self, node: Node) -> None:
+        """One lock more; a node that had none locks its parent, too."""
         walk: Node | None = node
-        while walk is not None and walk is not stop:
-            if walk.lock == 0:
-                self.evictable_pages -= len(walk.pages)
+        while walk is not None:
             walk.lock += 1
+            if walk.lock > 1:
+                return
+            if not walk.pending:
+                self.evictable_pages -= len(walk.pages)
             walk = walk.parent
 
-    def _unlocked(self, node: Node) -> None:
-        if not node.pending:
-            self.evictable_pages += len(node.pages)
-        self._consider(node)
+    def _unlock(self, node: Node) -> None:
+        walk: Node | None = node
+        while walk is not None:
+            walk.lock -= 1
+            if walk.lock:
+                return
+            above = walk.parent
+            if not walk.pending:
+                self.evictable_pages += len(walk.pages)
+            self._consider(walk)
+            walk = above
 
     def _consider(self, node: Node) -> None:
         """Queue a node that can be evicted; forget a root that holds nothing."""
@@ -306,6 +401,48 @@ class RadixTree:
     def _next_serial(self) -> int:
         self._serials += 1
         return self._serials
+
+
+class Trail:
+    """The nodes along one growing prompt, deeper and deeper, and the pages up to the last. Owner: the tree.
+
+    A node that left the tree, or lost its end, is found out when it is looked at: the pages above a living node stay the same.
+    """
+
+    __slots__ = ("_ends", "_nodes", "pages")
+
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []
+        self._ends: list[int] = []
+        self.pages: list[int] = []
+
+    def before(self, limit_tokens: int, page_size: int, *, pending: bool) -> Node | None:
+        """The deepest living node that ends at or before `limit_tokens`."""
+        self._forget_dead(page_size)
+        index = bisect_right(self._ends, limit_tokens) - 1
+        while index >= 0:
+            node = self._nodes[index]
+            if node.parent is not None and (pending or not node.pending):
+                return node
+            index -= 1
+        return None
+
+    def note(self, node: Node, pages: list[int], page_size: int) -> None:
+        """A match has come to `node` over these pages."""
+        self._forget_dead(page_size)
+        if not self._ends or node.end > self._ends[-1]:
+            self._nodes.append(node)
+            self._ends.append(node.end)
+            self.pages += pages[len(self.pages) :]
+
+    def _forget_dead(self, page_size: int) -> None:
+        while self._nodes:
+            last = self._nodes[-1]
+            if last.parent is not None and last.end == self._ends[-1]:
+                return
+            self._nodes.pop()
+            self._ends.pop()
+            del self.pages[self._ends[-1] // page_size if self._ends else 0 :]
 
 
 def _raise_priority(node: Node, priority: int) -> None:

@@ -24,8 +24,9 @@ from ...ir.specs import (
     utf8_text,
     whole,
 )
+from ..cache.keys import TokenIds
 from ..cache.namespace import Namespace
-from ..schedule.request import GenerateRequest, Label, LeaseId, Request, ScoreRequest, Sink
+from ..schedule.request import BranchOrder, GenerateRequest, Label, LeaseId, Request, ScoreRequest, Sink
 from ..text.stops import compile_stop_regex
 from .worker import WorkerInfo
 
@@ -48,13 +49,13 @@ def checked_request(request: Request, info: WorkerInfo) -> Request:
         raise SpecError(f"{shown(request)} is no request", hint="submit a GenerateRequest or a ScoreRequest")
     common: dict[str, Any] = {
         "request_id": utf8_text("request_id", request.request_id),
-        "prompt_ids": token_ids("prompt_ids", request.prompt_ids, info.vocab_size),
+        "prompt_ids": prompt_ids(request.prompt_ids, info.vocab_size),
         "namespace": namespace(request.namespace),
         "lease": None if request.lease is None else whole("lease", request.lease, -MOST_CHILDREN, MOST_CHILDREN),
         "priority": whole("priority", request.priority, *PRIORITIES),
         "deadline_s": None if request.deadline_s is None else _time("deadline_s", request.deadline_s),
         "critical_tokens": whole("critical_tokens", request.critical_tokens, 0),
-        "order": tuple(whole("order entry", i, 0) for i in entries("order", request.order, "order=(0, 1)")),
+        "order": _order(request.order),
         "label": _label(request.label),
     }
     if isinstance(request, ScoreRequest):
@@ -97,6 +98,13 @@ def refusable(request: object) -> Request:
         prompt_ids=(),
         lease=lease if type(lease) is int else None,
     )
+
+
+def prompt_ids(ids: object, vocab_size: int) -> Sequence[int]:
+    """The ids of a prompt; those that were checked when they were put together are taken as they are. Raises SpecError."""
+    if isinstance(ids, TokenIds) and ids.highest < vocab_size:
+        return ids
+    return token_ids("prompt_ids", ids, vocab_size)
 
 
 def token_ids(name: str, ids: object, vocab_size: int) -> tuple[int, ...]:
@@ -158,11 +166,10 @@ def prompt_logprobs(alternatives: object) -> int | None:
 
 
 def checked_lease(
-    prompt_ids: object, space: object, children: object, info: WorkerInfo
-) -> tuple[tuple[int, ...], Namespace, int]:
+    ids: object, space: object, children: object, info: WorkerInfo
+) -> tuple[Sequence[int], Namespace, int]:
     """The arguments of `lease`. Raises SpecError."""
-    ids = token_ids("prompt_ids", prompt_ids, info.vocab_size)
-    return ids, namespace(space), whole("children", children, 1, MOST_CHILDREN)
+    return prompt_ids(ids, info.vocab_size), namespace(space), whole("children", children, 1, MOST_CHILDREN)
 
 
 def checked_release(lease: object, children: object) -> tuple[LeaseId, int | None]:
@@ -209,6 +216,12 @@ def _sampling(sampling: object, prompt_tokens: int, info: WorkerInfo) -> Samplin
     for pattern in sampling.stop_regex:
         compile_stop_regex(pattern)
     return sampling.fitting(prompt_tokens, info.context_tokens)
+
+
+def _order(order: object) -> BranchOrder | tuple[int, ...]:
+    if isinstance(order, BranchOrder):
+        return order
+    return tuple(whole("order entry", i, 0) for i in entries("order", order, "order=(0, 1)"))
 
 
 def _label(label: object) -> Label:

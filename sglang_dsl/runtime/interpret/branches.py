@@ -24,10 +24,10 @@ def begin_fork(machine: Machine, entry: Entry) -> None:
         return
     machine.finish(entry, Outcome())
     prompt = machine.default.prompt_after(entry)
-    if entry.node.size < 2 or not prompt.ids.length:
+    if entry.node.size < 2 or not prompt.ids:
         return
     model = machine.default
-    machine.leases.take(entry, model.target, model.namespace, prompt.ids.flat(), entry.node.size)
+    machine.leases.take(entry, model.target, model.namespace, prompt.ids, entry.node.size)
 
 
 def check_fork(machine: Machine, entry: Entry) -> None:

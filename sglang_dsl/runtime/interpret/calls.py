@@ -179,7 +179,7 @@ class GenCall(_Call):
 
     def _send(self, sampling: SamplingSpec, *, constrained: bool, done: Callable[[GenerateResult], None]) -> None:
         self.in_answer = constrained
-        prompt_ids = self.prompt_ids + self.lead
+        prompt_ids = self.prompt_ids.then(self.lead)
         constraint = self.gen.constraint if constrained else None
         if self.healed is not None:
             prompt_ids, constraint, self.unsaid = self.healed.prompt_ids, self.healed.constraint, self.healed.text

@@ -12,9 +12,10 @@ from ...errors import GraphError
 from ...ir.execution import Outcome
 from ...ir.nodes import Fork, Gen, Input, Join, Loop, Map, Node, Return, Select, Switch, Tool
 from ..schedule.request import LeaseId
-from ..text.protocol import TextPiece
+from ..text.protocol import TextPiece, Turns
 from .target import Target
 
+NO_TURNS = Turns()
 Status: TypeAlias = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 
@@ -71,12 +72,15 @@ class Entry:
     produced: Produced | None = None  # gens and selects
     variables: Context | None = None  # of the statement, where user code is called
     order: int = -1  # the how-manieth to end in its run
+    turns: Turns = NO_TURNS  # of its path, as far as its nodes say; without their text
     stop: Callable[[str], None] | None = None  # how to end what runs for it outside, with a reason
 
     @classmethod
     def door(cls, region: Entry, scope: Scope) -> Entry:
         """The way into a sub-graph: what the roots of `scope` hang on. Stands where its region's text stands so far."""
-        door = cls(scope.prefix, _DOOR, scope, region, status="done", placed=True, claim=region.claim)
+        door = cls(
+            scope.prefix, _DOOR, scope, region, status="done", placed=True, claim=region.claim, turns=region.turns
+        )
         region.children.append(door)
         return door
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from ...errors import DslError
+from ..cache.keys import alike
 from ..schedule.request import GenerateRequest, GenerateResult, Request, Result
 from .awaited import Awaited, Caller
 from .entry import Entry
@@ -137,12 +138,12 @@ def equal_work(request: Request, *, explicit_seed: bool = False) -> Hashable | N
     """What two requests have to have in common to be one; None for one that is drawn by a seed of its own."""
     if not isinstance(request, GenerateRequest):
         continuations = tuple(map(tuple, request.continuations))
-        return (request.namespace, request.label.name, tuple(request.prompt_ids), continuations, request.unconditional)
+        return (request.namespace, request.label.name, alike(request.prompt_ids), continuations, request.unconditional)
     sampling = replace(request.sampling, seed=None) if request.sampling.greedy else request.sampling
     if not sampling.greedy and not explicit_seed:
         return None
     label = request.label
-    return (request.namespace, label.name, label.attempt, tuple(request.prompt_ids), sampling, request.constraint)
+    return (request.namespace, label.name, label.attempt, alike(request.prompt_ids), sampling, request.constraint)
 
 
 def _for_free(result: Result) -> Result:

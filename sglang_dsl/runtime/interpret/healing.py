@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from ...errors import SpecError
 from ...ir.nodes import Gen
 from ...ir.specs import ConstraintSpec
+from ..cache.keys import TokenIds
 from ..text.protocol import Tokenizer
 
 
@@ -23,7 +24,7 @@ from ..text.protocol import Tokenizer
 class Healed:
     """A call without its prompt's last token. `text`: what the output has to begin with, and is not part of it."""
 
-    prompt_ids: tuple[int, ...]
+    prompt_ids: TokenIds
     text: str
     constraint: ConstraintSpec
 
@@ -53,7 +54,7 @@ def healed(gen: Gen, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> Healed 
         return None
     if not text or gen.sampling.stop_regex or any(_touches(text, stop) for stop in gen.sampling.stop):
         return None
-    return Healed(tuple(prompt_ids[:-1]), text, _behind(text, gen.constraint))
+    return Healed(TokenIds(prompt_ids[:-1]), text, _behind(text, gen.constraint))
 
 
 def _behind(text: str, constraint: ConstraintSpec | None) -> ConstraintSpec:

@@ -24,12 +24,13 @@ from typing import Any, NamedTuple, TypeAlias
 from ...errors import BranchError, CancelledError, DslError, EngineClosedError, GraphError, RunError
 from ...ir.evaluation import Lookup
 from ...ir.execution import Event, EventKind, Outcome, RunSpec
-from ...ir.nodes import Gen, Node, data_of
+from ...ir.nodes import Gen, Node, RoleBegin, RoleEnd, data_of
 from ..plan.critical import longest_path
 from ..schedule.request import Request, Sink
+from ..text.protocol import Turns
 from .awaited import Awaited
 from .budget import Budget
-from .entry import Entry, Scope
+from .entry import NO_TURNS, Entry, Scope
 from .events import EventLog
 from .leases import Leases
 from .model import Model
@@ -170,6 +171,7 @@ class Machine:
         if node.context is not None:
             entry.context = scope.find(node.context)
         self._join_branch(entry)
+        entry.turns = _turns_after(entry)
         if entry.context is not None:
             _raise_error_of(entry.context)
             entry.context.children.append(entry)
@@ -414,6 +416,16 @@ class Machine:
         except EngineClosedError as error:
             for _, sink in requests:
                 sink.done(error)
+
+
+def _turns_after(entry: Entry) -> Turns:
+    turns = NO_TURNS if entry.context is None else entry.context.turns
+    match entry.node:
+        case RoleBegin(role=role):
+            return turns.opened(role)
+        case RoleEnd():
+            return turns.ended()
+    return turns
 
 
 def _nothing() -> None:

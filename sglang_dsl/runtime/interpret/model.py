@@ -7,6 +7,7 @@ from dataclasses import replace
 from ...errors import ContextLengthError
 from ...ir.nodes import Fork, Gen, Join, Map, RoleBegin, RoleEnd, Select, Text, taking_part
 from ...ir.specs import ConstraintSpec
+from ..cache.keys import TokenIds
 from .entry import Entry, Produced
 from .prompt import Prompt, Prompter
 from .target import Target
@@ -20,6 +21,7 @@ class Model:
         self.prompter = Prompter(target.text)
         self.namespace = replace(target.info.namespace, user_key=user_key)
         self._after: dict[Entry, Prompt] = {}
+        self._seams: dict[Entry | None, Prompt] = {}
         self._audited: set[ConstraintSpec] = set()
 
     def prompt_after(self, anchor: Entry | None) -> Prompt:
@@ -34,14 +36,17 @@ class Model:
         return prompt
 
     def seam_after(self, anchor: Entry | None) -> Prompt:
-        """The prompt for a call that hangs on `anchor`."""
-        return self.prompter.seam(self.prompt_after(anchor))
+        """The prompt for a call that hangs on `anchor`: encoded once for all of them."""
+        seam = self._seams.get(anchor)
+        if seam is None:
+            seam = self._seams[anchor] = self.prompter.seam(self.prompt_after(anchor))
+        return seam
 
     def known_tokens(self, context: Entry | None) -> int:
         """Tokens of the longest known part of the path to `context`, as far as they are encoded."""
         while context is not None and not context.placed:
             context = context.context
-        return self.prompt_after(context.anchor if context else None).ids.length
+        return len(self.prompt_after(context.anchor if context else None).ids)
 
     def check_length(self, prompt_tokens: int, wanted_tokens: int, entry: Entry) -> None:
         """Raise ContextLengthError if a prompt of so many tokens, or more, leaves too little room."""
@@ -74,19 +79,23 @@ class Model:
             case RoleEnd(role=role):
                 return self.prompter.close_turn(prompt, role)[0]
             case Fork() | Map():
-                prompt = self.prompter.seam(prompt)
-                prompt.ids.flat(keep=True)
-                return prompt
+                return self.prompter.seam(prompt)
             case Gen() | Select() if entry.produced is not None:
-                return self._append(self.prompter.seam(prompt), entry.produced)
+                return self._append(self._seam_before(entry, prompt), entry.produced)
             case Join() as join:
                 return self._concatenate(entry, join, self.prompter.seam(prompt))
         raise TypeError(f"a {entry.node.kind} node adds no text")
 
+    def _seam_before(self, entry: Entry, prompt: Prompt) -> Prompt:
+        """The prompt in front of a call: that of the call itself, where it was made of this very one."""
+        anchor = entry.context.anchor if entry.context else None
+        made_of_it = anchor in self._seams and self.prompt_after(anchor) is prompt
+        return self._seams[anchor] if made_of_it else self.prompter.seam(prompt)
+
     def _append(self, prompt: Prompt, produced: Produced) -> Prompt:
         if produced.target is self.target:
             if produced.healed:
-                prompt = replace(prompt, ids=prompt.ids.without_last())
+                prompt = replace(prompt, ids=TokenIds(prompt.ids.tokens()[:-1]))
             return self.prompter.produced(prompt, produced.token_ids, produced.text, produced.tail_text)
         return self.prompter.foreign(prompt, produced.text)
 

@@ -86,9 +86,9 @@ def begin_map(machine: Machine, entry: Entry) -> None:
 
 def _lease_for_items(machine: Machine, entry: Entry, size: int) -> None:
     prompt = machine.default.prompt_after(entry)
-    if size >= 2 and prompt.ids.length:
+    if size >= 2 and prompt.ids:
         model = machine.default
-        machine.leases.take(entry, model.target, model.namespace, prompt.ids.flat(), size)
+        machine.leases.take(entry, model.target, model.namespace, prompt.ids, size)
 
 
 def _iterate(machine: Machine, entry: Entry, loop: Loop, iteration: int, stands_at: Entry | None) -> None:

@@ -8,7 +8,6 @@ from ...ir.execution import Outcome
 from ...ir.nodes import Break, Input, Return, RoleBegin, RoleEnd, Text, is_role_word
 from ...ir.specs import shown
 from ...ir.structure import misfit
-from ..text.protocol import Turn
 from .entry import Entry
 from .express import say
 from .machine import Machine
@@ -35,8 +34,8 @@ def check_role(machine: Machine, entry: Entry) -> None:
     if entry.context is None or entry.context.placed:
         _turn(machine, entry)
         return
-    roles = [e.node.role for e in _path(entry.context) if isinstance(e.node, RoleBegin)]
-    machine.default.target.text.template.open_turn([Turn(role, "...") for role in roles], entry.node.role)
+    before = entry.context.turns.ended() if entry.context.turns else entry.context.turns
+    machine.default.target.text.template.open_turn(before, entry.node.role)
 
 
 def begin_role(machine: Machine, entry: Entry) -> None:
@@ -96,11 +95,3 @@ def refuse_break(machine: Machine, entry: Entry) -> None:
             hint="run the program itself, or rewrite this line so that it can be traced",
             origin=entry.node.origin,
         )
-
-
-def _path(entry: Entry | None) -> list[Entry]:
-    path: list[Entry] = []
-    while entry is not None:
-        path.append(entry)
-        entry = entry.context
-    return path[::-1]

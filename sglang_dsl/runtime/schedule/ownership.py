@@ -27,7 +27,9 @@ class Ownership:
         """Match and lock the longest cached prefix; `seq` stands at its end."""
         if not self.shares(seq):
             return
-        match, seq.receipt = self.cache.hold(seq.namespace, seq.key, limit_tokens, seq.request_id)
+        match, seq.receipt = self.cache.hold(
+            seq.namespace, seq.key, limit_tokens, seq.request_id, seq.request.prompt_ids
+        )
         seq.pages, seq.tree_pages, seq.computed = match.pages, len(match.pages), match.tokens
 
     def borrow(self, node: Node, seq: Sequence) -> Receipt:
@@ -110,8 +112,12 @@ class Ownership:
 
     def sole_pages(self, seq: Sequence) -> int:
         """Pages that would be free or evictable without `seq`: its own, and the tree's that nobody else holds."""
-        path = seq.receipt.node.path() if seq.receipt else []
-        return len(seq.pages) - seq.tree_pages + sum(len(node.pages) for node in path if node.lock == 1)
+        sole = len(seq.pages) - seq.tree_pages
+        node = seq.receipt.node if seq.receipt else None
+        while node is not None and node.lock == 1:
+            sole += len(node.pages)
+            node = node.parent
+        return sole
 
     def free_edge(self, edge: Edge) -> None:
         """An edge's own pages go."""

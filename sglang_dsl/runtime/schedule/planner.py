@@ -267,8 +267,8 @@ class Planner:
     def _enter(self, seq: Sequence, cached_tokens: int, builder: StepBuilder, now: float) -> None:
         if seq.admitted_s is None:
             seq.cached_tokens = cached_tokens
-        for node in seq.receipt.node.path() if seq.receipt else ():
-            node.hits += 1
+        if seq.receipt is not None:
+            seq.receipt.node.hits += 1
         self._life.admit(seq, now)
         builder.open(seq)
 
@@ -290,7 +290,8 @@ class Planner:
 
     def _missing_pages(self, seq: Sequence) -> int:
         """Pages by which `seq` does not fit beside all that run."""
-        node, tokens = self._cache.tree.peek(seq.namespace, seq.key, seq.match_limit)
+        ids = seq.request.prompt_ids
+        node, tokens = self._cache.tree.peek(seq.namespace, seq.key, seq.match_limit, ids=ids)
         locked = (
             tokens // self._cache.page_size if node is not None and node.lock and self._ownership.shares(seq) else 0
         )

@@ -37,7 +37,7 @@ def fcfs(window: list[Sequence], tree: RadixTree) -> dict[int, Rank]:
 def longest_prefix(window: list[Sequence], tree: RadixTree) -> dict[int, Rank]:
     """Higher priority, then most cached tokens, then the longest path that waits for it."""
     for seq in window:
-        seq.matched = tree.peek(seq.namespace, seq.key, seq.match_limit)[1]
+        seq.matched = _found(seq, tree)[1]
     return {
         seq.seq_id: (-seq.request.priority, -seq.matched, -seq.request.critical_tokens, seq.arrival) for seq in window
     }
@@ -47,7 +47,7 @@ def depth_first(window: list[Sequence], tree: RadixTree) -> dict[int, Rank]:
     """Subtree by subtree, that with most waiting requests first, so that a shared prefix is used up while it is there."""
     paths: dict[int, list[Node]] = {}
     for seq in window:
-        node, seq.matched = tree.peek(seq.namespace, seq.key, seq.match_limit)
+        node, seq.matched = _found(seq, tree)
         paths[seq.seq_id] = node.path() if node is not None and seq.matched else []
     weight = Counter(node.serial for path in paths.values() for node in path)
     return {
@@ -58,6 +58,10 @@ def depth_first(window: list[Sequence], tree: RadixTree) -> dict[int, Rank]:
         )
         for seq in window
     }
+
+
+def _found(seq: Sequence, tree: RadixTree) -> tuple[Node | None, int]:
+    return tree.peek(seq.namespace, seq.key, seq.match_limit, ids=seq.request.prompt_ids)
 
 
 def priority(window: list[Sequence], tree: RadixTree) -> dict[int, Rank]:

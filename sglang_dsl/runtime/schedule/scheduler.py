@@ -12,7 +12,7 @@ from typing import Literal
 
 from ...errors import DeadlineError, IntegrityError, QueueFullError, SpecError
 from ..cache import integrity
-from ..cache.keys import pack
+from ..cache.keys import key_of, pack
 from ..cache.namespace import Namespace
 from ..cache.prefix_cache import PrefixCache
 from .admission import refuse_impossible
@@ -110,7 +110,7 @@ class Scheduler:
         if children < 1:
             raise SpecError(f"a lease for {children} children holds nothing", hint="lease for at least one child")
         space = namespace.of_band(self.facts.band_of(len(prompt_ids)))
-        lease = self.cache.leases.open(space, pack(prompt_ids), children, lease_id)
+        lease = self.cache.leases.open(space, key_of(prompt_ids), children, lease_id, ids=prompt_ids)
         self._verify()
         return lease
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Tokens
 
 from ...ir.execution import TokenScore
-from ..cache.keys import pack
+from ..cache.keys import key_of, tokens_of
 from ..cache.node import Receipt
 from .request import GenerateRequest, Phase, Request, ScoreRequest
 from .scoring import Edge, ScoreTask
@@ -52,9 +52,9 @@ class Sequence:
         self.seq_id = seq_id
         self.request = request
         self.request_id = request.request_id
-        self.tokens = list(request.prompt_ids)
+        self.tokens = tokens_of(request.prompt_ids)
         self.prompt_tokens = len(self.tokens)
-        self.key = pack(self.tokens)  # of all tokens known when it was last queued
+        self.key = key_of(request.prompt_ids)  # of all tokens known when it was last queued
         self.place(band)
         self.task = task
         self.phase: Phase = "waiting"

@@ -54,7 +54,7 @@ class ChatMlTemplate:
 
     def open_turn(self, turns: Sequence[Turn], role: str) -> str:
         """See `ChatTemplate`. Raises RoleError for a role or an order it was told to refuse."""
-        self._check([turn.role for turn in turns], role)
+        self._check(len(turns), role)
         return self._front(turns, role) + f"{TURN_START}{role}\n"
 
     def close_turn(self, turns: Sequence[Turn]) -> str:
@@ -66,8 +66,7 @@ class ChatMlTemplate:
             return ""
         return f"{TURN_START}system\n{self.default_system}{TURN_END}\n"
 
-    def _check(self, before: Sequence[str], role: str) -> None:
-        index = len(before)
+    def _check(self, index: int, role: str) -> None:
         check_known(role, self.roles, index)
         if self.alternate and role != ("user", "assistant")[index % 2]:
             raise RoleError(

@@ -7,9 +7,9 @@ merges with the template's own plain words exactly as in the model's training da
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, overload
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,86 @@ class Turn:
     role: str
     content: str
     closed: bool = True
+
+
+class Turns(Sequence[Turn]):
+    """A conversation that is continued rather than copied: each step costs the same, however long it is. Immutable."""
+
+    __slots__ = ("_above", "_length", "_said", "closed", "role")
+
+    def __init__(self) -> None:
+        self._above: Turns | None = None
+        self._length = 0
+        self._said: _Said | None = None
+        self.role = ""  # of the last turn
+        self.closed = True  # whether the last turn is
+
+    def opened(self, role: str) -> Turns:
+        """One turn more, which is open."""
+        return self._with(self, self._length + 1, role, None, closed=False)
+
+    def said(self, text: str) -> Turns:
+        """More text in the open turn; text outside of turns belongs to none."""
+        if not text or self.closed:
+            return self
+        return self._with(self._above, self._length, self.role, _Said(text, self._said), closed=False)
+
+    def ended(self) -> Turns:
+        """The last turn is closed."""
+        return self._with(self._above, self._length, self.role, self._said, closed=True)
+
+    def last_roles(self, count: int) -> tuple[str, ...]:
+        """The roles of the last turns, at most so many."""
+        found: list[str] = []
+        at: Turns | None = self
+        while at is not None and at._length and len(found) < count:
+            found.append(at.role)
+            at = at._above
+        return tuple(reversed(found))
+
+    def _with(self, above: Turns | None, length: int, role: str, said: _Said | None, *, closed: bool) -> Turns:
+        turns = Turns.__new__(Turns)
+        turns._above, turns._length, turns._said = above, length, said
+        turns.role, turns.closed = role, closed
+        return turns
+
+    def _last(self) -> Turn:
+        texts: list[str] = []
+        said = self._said
+        while said is not None:
+            texts.append(said.text)
+            said = said.before
+        return Turn(self.role, "".join(reversed(texts)), self.closed)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> Turn: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Turn]: ...
+    def __getitem__(self, index: int | slice) -> Turn | Sequence[Turn]:
+        if index == -1 and self._length:
+            return self._last()
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[Turn]:
+        found: list[Turn] = []
+        at: Turns | None = self
+        while at is not None and at._length:
+            found.append(at._last())
+            at = at._above
+        return reversed(found)
+
+
+class _Said:
+    """A piece of a turn's content, behind what stands before it."""
+
+    __slots__ = ("before", "text")
+
+    def __init__(self, text: str, before: _Said | None) -> None:
+        self.text = text
+        self.before = before
 
 
 class Tokenizer(Protocol):

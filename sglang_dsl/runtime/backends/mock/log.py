@@ -5,25 +5,38 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ....ir.specs import ConstraintSpec, SamplingSpec
 from ...schedule.request import GenerateRequest, GenerateResult, Label, Request, Result
 
 
+class Shows(Protocol):
+    """Who can show token ids."""
+
+    def show(self, token_ids: Sequence[int]) -> str:
+        """Their text, control tokens included."""
+
+
 @dataclass(slots=True, eq=False)
 class Call:
-    """One request that reached the mock, and what came of it. `prompt`: as text, control tokens included.
+    """One request that reached the mock, and what came of it.
 
     started, ended: when, as places in one order of all starts and ends (-1: not yet).
     """
 
     request: Request
-    prompt: str
+    tokenizer: Shows
     choices: tuple[str, ...] = ()
     result: Result | Exception | None = None
     deltas: list[str] = field(default_factory=list)
     started: int = -1
     ended: int = -1
+
+    @property
+    def prompt(self) -> str:
+        """What was asked, as text, control tokens included."""
+        return self.tokenizer.show(self.request.prompt_ids)
 
     @property
     def label(self) -> Label:

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
 from ....errors import IntegrityError
+from ...cache.keys import TokenIds, TokenStore
 from ...schedule.step import Row, StepPlan
+
+REMEMBERED_BRANCHINGS = 4  # how far up a prompt's branchings it is looked for what is known of its pages
 
 
 class TokenPages:
@@ -12,18 +18,24 @@ class TokenPages:
     def __init__(self, page_size: int) -> None:
         self._size = page_size
         self._slots: dict[tuple[int, int], tuple[int, int]] = {}  # (page, offset) -> (position, token)
+        self._sound: WeakKeyDictionary[TokenStore, list[int]] = WeakKeyDictionary()  # pages that held their prompts
+        self._sound_pages: set[int] = set()
 
     def write(self, plan: StepPlan) -> None:
         """Copies first, then all new tokens, then the mirrors: as a layer scatters before it attends."""
         for copy in plan.copies:
+            self._note_write(copy.target)
             for offset in range(copy.tokens):
                 self._slots[copy.target, offset] = self._slots[copy.source, offset]
         for row in plan.rows:
             for position, token in enumerate(row.token_ids, row.start):
-                self._slots[self._slot(row, position)] = (position, token)
+                slot = self._slot(row, position)
+                self._note_write(slot[0])
+                self._slots[slot] = (position, token)
         for mirror in plan.mirrors:
             row = plan.rows[mirror.row]
             token = row.token_ids[mirror.position - row.start]
+            self._note_write(mirror.page)
             self._slots[mirror.page, mirror.offset] = (mirror.position, token)
 
     def read(self, row: Row, start: int, end: int) -> list[int]:
@@ -42,6 +54,31 @@ class TokenPages:
                 )
             tokens.append(held[1])
         return tokens
+
+    def sound_until(self, row: Row, prompt_ids: Sequence[int]) -> int:
+        """Up to which position the row's pages are known to hold this prompt."""
+        ids = prompt_ids
+        for _ in range(REMEMBERED_BRANCHINGS):
+            if not isinstance(ids, TokenIds):
+                break
+            pages = self._sound.get(ids.store)
+            if pages is not None:
+                count = min(len(pages), len(ids) // self._size, row.start // self._size)
+                return count * self._size if row.pages[:count] == pages[:count] else 0
+            ids = ids.store.above or ()
+        return 0
+
+    def note_sound(self, row: Row, prompt_ids: Sequence[int], end: int, start: int) -> None:
+        """The row's pages up to `end` hold this prompt; up to `start` that was known."""
+        if isinstance(prompt_ids, TokenIds):
+            pages = list(row.pages[: end // self._size])
+            self._sound[prompt_ids.store] = pages
+            self._sound_pages.update(pages[start // self._size :])
+
+    def _note_write(self, page: int) -> None:
+        if page in self._sound_pages:
+            self._sound_pages.clear()
+            self._sound.clear()
 
     def _slot(self, row: Row, position: int) -> tuple[int, int]:
         return row.pages[position // self._size], position % self._size

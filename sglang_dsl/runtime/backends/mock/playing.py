@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from ....errors import ScriptError
+from ...cache.keys import tokens_of
 from ...constrain.compile import CompiledConstraint, compile_constraint
 from ...schedule.step import OpenSequence
 from .reply import Piece, Reply
@@ -20,7 +21,7 @@ class Playing:
     def __init__(self, opened: OpenSequence, reply: Reply, tokenizer: MockTokenizer, *, masked: bool) -> None:
         self.opened = opened
         self.generated = 0
-        self.tokens_so_far = list(opened.prompt_ids)
+        self.tokens_so_far = tokens_of(opened.prompt_ids)
         self._reply = reply
         self._tokenizer = tokenizer
         self._masked = masked

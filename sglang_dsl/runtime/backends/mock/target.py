@@ -50,7 +50,7 @@ class MockTarget(ForwardingTarget):
         accepted: list[tuple[Request, Sink]] = []
         refused: list[tuple[Sink, Request, Exception]] = []
         for request, sink in requests:
-            call = Call(request, self._tokenizer.show(request.prompt_ids), self._choices(request))
+            call = Call(request, self._tokenizer, self._choices(request))
             self.log.add(call)
             logged = LoggedSink(sink, self.log, call)
             try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
+from ...cache.keys import TokenIds, TokenStore
 from ...text.pieces import END_OF_TEXT, TURN_END, TURN_START, PieceTokenizer
 from ...text.plain_templates import ChatMlTemplate
 from ...text.protocol import ChatTemplate, Tokenizer
@@ -18,23 +20,28 @@ class MockTokenizer(PieceTokenizer):
         control = (END_OF_TEXT, TURN_START, TURN_END, SILENCE)
         super().__init__(control)
         self.silence_id = self.control_id(SILENCE)
-        self._shown = {self.control_id(text): text for text in control if text != SILENCE}
+        self._shown = {self.control_id(text): text.encode() for text in control if text != SILENCE}
+        self._bytes: WeakKeyDictionary[TokenStore, tuple[int, bytearray]] = WeakKeyDictionary()
 
     def count(self, text: str) -> int:
         """Tokens of a content text on its own."""
         return len(self.encode(text))
 
     def show(self, token_ids: Sequence[int]) -> str:
-        """The text of ids, control tokens included."""
-        parts: list[str] = []
-        content: list[int] = []
-        for token_id in token_ids:
-            if token_id in self._shown:
-                parts += [self.decode(content), self._shown[token_id]]
-                content = []
-            else:
-                content.append(token_id)
-        return "".join([*parts, self.decode(content)])
+        """The text of ids, control tokens included. Of a prompt that grows, what was shown before is kept."""
+        if not isinstance(token_ids, TokenIds):
+            return self._spelled(token_ids).decode("utf-8", "replace")
+        count, known = self._bytes.get(token_ids.store, (0, bytearray()))
+        if count > len(token_ids):
+            return self._spelled(token_ids.tokens()).decode("utf-8", "replace")
+        fresh = self._spelled(token_ids.tokens()[count:] if count else token_ids.tokens())
+        known = known + fresh
+        self._bytes[token_ids.store] = (len(token_ids), known)
+        return known.decode("utf-8", "replace")
+
+    def _spelled(self, token_ids: Sequence[int]) -> bytes:
+        shown = self._shown
+        return b"".join(shown[i] if i in shown else self.token_bytes(i) for i in token_ids)
 
 
 class MockText:

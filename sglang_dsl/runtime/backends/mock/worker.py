@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ....errors import IntegrityError
 from ....ir.execution import TokenScore
 from ....ir.specs import ConstraintSpec
+from ...cache.keys import AlikeIds, alike
 from ...constrain.compile import compile_constraint
 from ...engine.worker import WorkerInfo
 from ...schedule.request import Label, Request
@@ -41,7 +42,8 @@ class CostModel:
 class MockWorker:
     """Plays the replies it was assigned, token by token.
 
-    Every row is read back through its page table: a row that would see other tokens than its own prompt fails the step.
+    Every row is read back through its page table: a row that would see other tokens than its own prompt fails the step. What was read
+    back for the prompt that this one continues, over the same pages, is not read again until one of them is written.
     """
 
     def __init__(
@@ -59,7 +61,7 @@ class MockWorker:
         self._language_model = language_model
         self._masked = masked
         self._pages = TokenPages(info.page_size)
-        self._assigned: dict[tuple[Label, tuple[int, ...]], deque[Reply]] = {}
+        self._assigned: dict[tuple[Label, AlikeIds], deque[Reply]] = {}
         self._playing: dict[int, Playing] = {}
         self._lock = threading.Lock()
 
@@ -115,9 +117,13 @@ class MockWorker:
             end = row.start + len(row.token_ids)
             if playing is None or end > len(playing.tokens_so_far):
                 continue
-            start = 0 if len(row.token_ids) > 1 or not playing.generated else row.start
+            whole = len(row.token_ids) > 1 or not playing.generated
+            prompt_ids = playing.opened.prompt_ids
+            start = self._pages.sound_until(row, prompt_ids) if whole else row.start
             if self._pages.read(row, start, end) != playing.tokens_so_far[start:end]:
                 raise IntegrityError(f"sequence {row.seq_id} reads pages that hold another prompt")
+            if whole:
+                self._pages.note_sound(row, prompt_ids, min(end, len(prompt_ids)), start)
 
     def _sample(self, point: SamplePoint) -> Sampled:
         playing = self._playing[point.seq_id]
@@ -144,5 +150,6 @@ def _raw(piece: str | bytes) -> bytes:
     return piece.encode() if isinstance(piece, str) else piece
 
 
-def _key(label: Label, prompt_ids: Sequence[int]) -> tuple[Label, tuple[int, ...]]:
-    return label, tuple(prompt_ids)
+def _key(label: Label, prompt_ids: Sequence[int]) -> tuple[Label, AlikeIds]:
+    """A request is known by who asks and what."""
+    return label, alike(prompt_ids)
