@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError, TraceError
@@ -17,11 +18,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+MOST_PATH_CHARACTERS = 64  # of a branch path in node ids: of deeper nesting a digest stands for what lies above
+
+
 class Line:
     """One context path being grown: the program's own, or a branch's. Owner: the States that append to it.
 
     tip: id of the last node. branch: index to note on the next node, where `tip` is the fork this branch starts at.
     suffix: the branch path as it stands in node ids, "[0,2]". role: the open turn. closed: where it was joined.
+    heard: how far its text was read, and that text; heard_turns: likewise of its messages, and whether the last is open.
     handles: what was appended here, or before the fork. gathered: what joins on this very path gathered of a handle.
     """
 
@@ -35,6 +40,8 @@ class Line:
         "forks",
         "gathered",
         "handles",
+        "heard",
+        "heard_turns",
         "path",
         "role",
         "suffix",
@@ -50,6 +57,7 @@ class Line:
         role: str | None = None,
         control: tuple[str, ...] = (),
         handles: Bindings[Handle[Any]] | None = None,
+        heard: tuple[str | None, str] = (None, ""),
     ) -> None:
         self.tip = tip
         self.branch = branch
@@ -62,13 +70,21 @@ class Line:
         self.counts: dict[str, int] = {}
         self.forks = 0
         self.first: str | None = None
+        self.heard = heard
+        self.heard_turns: tuple[str | None, list[dict[str, str]], bool] = (None, [], False)
         self.closed: Origin | None = None
         self.cancelled = ""
 
     def start_branch(self, fork_id: str, index: int, path: str) -> Line:
         """The line of one branch: same open turn and handles as here."""
         return Line(
-            tip=fork_id, branch=index, path=path, role=self.role, control=self.control, handles=self.handles.branch()
+            tip=fork_id,
+            branch=index,
+            path=path,
+            role=self.role,
+            control=self.control,
+            handles=self.handles.branch(),
+            heard=self.heard,
         )
 
 
@@ -109,7 +125,7 @@ class Cursor:
         line = self.line
         line.forks += 1
         round_ = "" if line.forks == 1 else f"{line.forks}:"
-        above = f"{line.path}," if line.path else ""
+        above = f"{_shortened(line.path)}," if line.path else ""
         return [
             Cursor(
                 self.recorder,
@@ -143,9 +159,16 @@ class Cursor:
         found = self.line.gathered.get(what) or self.line.handles.own.get(what)
         return self.names.own.get(what.name) if found is None and what.name is not None else found
 
-    def path(self) -> list[Node]:
-        """The nodes from the root to here."""
-        return self.recorder.graph.path(self.line.tip) if self.line.tip is not None else []
+    def path(self, after: str | None = None) -> list[Node]:
+        """The nodes from the root to here; with `after`, those behind that node of the path."""
+        return self.recorder.graph.path(self.line.tip, after)
+
+
+def _shortened(path: str) -> str:
+    """A branch path that is no longer than that of a few levels, however deep it is; the same in every run."""
+    if len(path) <= MOST_PATH_CHARACTERS:
+        return path
+    return "h" + hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
 
 
 class Statement:

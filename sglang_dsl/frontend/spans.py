@@ -54,6 +54,4 @@ class NamedSpan:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            path = self._cursor.path()
-            start = next((i + 1 for i, node in enumerate(path) if node.id == self._start), 0)
-            self._cursor.rebind(self._name, stretch(path[start:], self._name))
+            self._cursor.rebind(self._name, stretch(self._cursor.path(after=self._start), self._name))

@@ -12,24 +12,39 @@ SILENT = frozenset({"fork", "return", "input", "tool"})  # node kinds that add n
 
 
 def text_of(cursor: Cursor) -> str:
-    """All text of the path, turn markers included; waits for it."""
-    outcome = cursor.recorder.outcome
-    return "".join(outcome(node.id).text for node in cursor.path() if node.kind not in SILENT)
+    """All text of the path, turn markers included; waits for it. What was read before is not put together again."""
+    line, outcome = cursor.line, cursor.recorder.outcome
+    after, known = (None, "") if cursor.recorder.tracing else line.heard
+    tip = line.tip
+    text = known + "".join(outcome(node.id).text for node in cursor.path(after) if node.kind not in SILENT)
+    if not cursor.recorder.tracing:
+        line.heard = (tip, text)
+    return text
 
 
 def messages_of(cursor: Cursor) -> list[dict[str, str]]:
     """The turns of the path; a turn that is still open comes last."""
-    found: list[dict[str, str]] = []
-    opened = False
-    for node in cursor.path():
-        if isinstance(node, RoleBegin):
-            found.append({"role": node.role, "content": ""})
-            opened = True
-        elif isinstance(node, RoleEnd):
-            opened = False
-        elif opened and node.kind not in SILENT:
-            found[-1]["content"] += cursor.recorder.outcome(node.id).text
-    return found
+    line, outcome = cursor.line, cursor.recorder.outcome
+    after, found, opened = (None, list[dict[str, str]](), False) if cursor.recorder.tracing else line.heard_turns
+    tip = line.tip
+    texts = [(node, outcome(node.id).text) for node in cursor.path(after) if node.kind not in SILENT]
+    found = [*found[:-1], *map(dict, found[-1:])]  # others may be reading this line, too
+    said: list[str] = []  # since the last marker
+    for node, text in texts:
+        if isinstance(node, (RoleBegin, RoleEnd)):
+            if said:
+                found[-1]["content"] += "".join(said)
+                said = []
+            opened = isinstance(node, RoleBegin)
+            if isinstance(node, RoleBegin):
+                found.append({"role": node.role, "content": ""})
+        elif opened:
+            said.append(text)
+    if said:
+        found[-1]["content"] += "".join(said)
+    if not cursor.recorder.tracing:
+        line.heard_turns = (tip, found, opened)
+    return [dict(message) for message in found]
 
 
 def stretch(nodes: Sequence[Node], name: str) -> Span:

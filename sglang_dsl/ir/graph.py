@@ -109,11 +109,11 @@ class Graph:
             self._view = (len(self._nodes), view)
         return self._view[1]
 
-    def path(self, node_id: str) -> list[Node]:
-        """The context path from the root to `node_id`, both included."""
+    def path(self, node_id: str | None, after: str | None = None) -> list[Node]:
+        """The context path from the root to `node_id`, both included; with `after`, only what stands behind that node of it."""
         path: list[Node] = []
-        current: str | None = node_id
-        while current is not None:
+        current = node_id
+        while current is not None and current != after:
             node = self._nodes[current]
             path.append(node)
             current = node.context

@@ -44,6 +44,8 @@ class Delivery:
 
     def in_order(self, progress: Sequence[Progress]) -> list[Progress]:
         """By the requests' own order, then by submission (and within a request as it came): races have one outcome."""
+        if len(progress) == 1:
+            return list(progress) if self._live.get(progress[0].request_id) is not None else []
         known = [
             ((call.request.order, call.order), item)
             for item in progress

@@ -44,7 +44,7 @@ def check_gen(machine: Machine, entry: Entry) -> None:
     if gen.validator is not None or gen.constraint is not None:
         keep_context(entry)
     wanted = gen.sampling.max_tokens or max(1, gen.sampling.min_tokens)  # not given: what is left, so one at least
-    model.check_length(model.known_tokens(entry.context), wanted, entry)
+    model.check_length(model.known_tokens(entry.known), wanted, entry)
 
 
 def check_select(machine: Machine, entry: Entry) -> None:
@@ -198,7 +198,7 @@ class GenCall(_Call):
             priority=options.priority,
             deadline_s=deadline_s,
             critical_tokens=self.machine.critical_tokens(self.entry),
-            order=self.entry.branches,
+            order=self.entry.place,
             label=self.label(sample=self.gen.sample, attempt=self.attempt),
         )
         explicit = self.gen.sampling.seed is not None
@@ -311,7 +311,7 @@ class SelectCall(_Call):
             priority=self.machine.spec.options.priority,
             deadline_s=deadline_s,
             critical_tokens=self.machine.critical_tokens(self.entry),
-            order=self.entry.branches,
+            order=self.entry.place,
             label=self.label(),
         )
         equal = equal_work(request) if self.machine.share_equal else None

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ...errors import GraphError
 from ...ir.execution import Outcome
 from ...ir.nodes import Fork, Gen, Input, Join, Loop, Map, Node, Return, Select, Switch, Tool
-from ..schedule.request import LeaseId
+from ..schedule.request import OUTERMOST, BranchOrder, LeaseId
 from ..text.protocol import TextPiece, Turns
 from .target import Target
 
@@ -73,6 +73,8 @@ class Entry:
     variables: Context | None = None  # of the statement, where user code is called
     order: int = -1  # the how-manieth to end in its run
     turns: Turns = NO_TURNS  # of its path, as far as its nodes say; without their text
+    place: BranchOrder = OUTERMOST  # which branches it stands in
+    known: Entry | None = None  # the last one of its path whose text was known when it was taken in
     stop: Callable[[str], None] | None = None  # how to end what runs for it outside, with a reason
 
     @classmethod
@@ -81,6 +83,7 @@ class Entry:
         door = cls(
             scope.prefix, _DOOR, scope, region, status="done", placed=True, claim=region.claim, turns=region.turns
         )
+        door.place, door.known = region.place, region.known
         region.children.append(door)
         return door
 
@@ -92,17 +95,6 @@ class Entry:
                 yield from child.heirs
             else:
                 yield child
-
-    @property
-    def branches(self) -> tuple[int, ...]:
-        """Index of each branch it stands in, outermost first."""
-        found = []
-        at: Entry | None = self
-        while at is not None:
-            if at.node.branch is not None:
-                found.append(at.node.branch)
-            at = at.context
-        return tuple(reversed(found))
 
     @property
     def ended(self) -> bool:

@@ -26,7 +26,7 @@ from ...ir.evaluation import Lookup
 from ...ir.execution import Event, EventKind, Outcome, RunSpec
 from ...ir.nodes import Gen, Node, RoleBegin, RoleEnd, data_of
 from ..plan.critical import longest_path
-from ..schedule.request import Request, Sink
+from ..schedule.request import BranchOrder, Request, Sink
 from ..text.protocol import Turns
 from .awaited import Awaited
 from .budget import Budget
@@ -41,6 +41,8 @@ from .target import Target
 from .user_code import Alarm, UserCode
 
 PATIENCE_S = 0.5  # how long a run that is over waits for requests that were cancelled to end
+
+EXACTLY_FORESEEN = 64  # entries of a run up to which every new one is looked at before a call is sent
 
 Begin: TypeAlias = "Callable[[Machine, Entry], None]"
 
@@ -82,7 +84,8 @@ class Machine:
         self._outbox = Outbox()
         self._ready: deque[Entry] = deque()
         self._ended: deque[Entry] = deque()  # with watchers that are not told yet
-        self._critical_tokens: dict[Entry, int] = {}  # stays true until nodes are added
+        self._critical_tokens: dict[Entry, int] = {}  # what holds for the first `_foreseen` entries
+        self._foreseen = 0
         self._requests: dict[Target, list[tuple[Request, Awaited]]] = {}
         self.flights: dict[Hashable, Awaited] = {}
         self.leases = Leases(self.post)
@@ -122,7 +125,6 @@ class Machine:
         Raises:
             DslError: what the border can see.
         """
-        self._critical_tokens.clear()
         taken: list[Entry] = []
         try:
             for node in nodes:
@@ -171,7 +173,12 @@ class Machine:
         if node.context is not None:
             entry.context = scope.find(node.context)
         self._join_branch(entry)
-        entry.turns = _turns_after(entry)
+        if (context := entry.context) is not None:
+            entry.known = context if context.placed else context.known
+            entry.turns = _turns_after(context.turns, entry.node)
+            entry.place = context.place if node.branch is None else BranchOrder(context.place, node.branch)
+        else:
+            entry.turns = _turns_after(NO_TURNS, entry.node)
         if entry.context is not None:
             _raise_error_of(entry.context)
             entry.context.children.append(entry)
@@ -398,7 +405,14 @@ class Machine:
                     self.fail(entry, self.budget.error(entry))
 
     def critical_tokens(self, entry: Entry) -> int:
-        """Tokens that may have to be generated on the longest path that waits for `entry`, its own included."""
+        """Tokens that may have to be generated on the longest path that waits for `entry`, its own included.
+
+        Only a hint for the order of calls: where a program is far ahead of the model, what was found stays until there is an eighth
+        more to be seen.
+        """
+        if len(self.entries) - self._foreseen > (self._foreseen >> 3 if self._foreseen > EXACTLY_FORESEEN else 0):
+            self._critical_tokens.clear()
+            self._foreseen = len(self.entries)
         return longest_path(entry, _followers, _most_tokens, self._critical_tokens)
 
     def post(self, act: Callable[[], None]) -> None:
@@ -418,14 +432,10 @@ class Machine:
                 sink.done(error)
 
 
-def _turns_after(entry: Entry) -> Turns:
-    turns = NO_TURNS if entry.context is None else entry.context.turns
-    match entry.node:
-        case RoleBegin(role=role):
-            return turns.opened(role)
-        case RoleEnd():
-            return turns.ended()
-    return turns
+def _turns_after(turns: Turns, node: Node) -> Turns:
+    if isinstance(node, RoleBegin):
+        return turns.opened(node.role)
+    return turns.ended() if isinstance(node, RoleEnd) else turns
 
 
 def _nothing() -> None:

@@ -43,9 +43,7 @@ class Model:
         return seam
 
     def known_tokens(self, context: Entry | None) -> int:
-        """Tokens of the longest known part of the path to `context`, as far as they are encoded."""
-        while context is not None and not context.placed:
-            context = context.context
+        """Tokens of the path to `context`, which is placed, as far as they are encoded."""
         return len(self.prompt_after(context.anchor if context else None).ids)
 
     def check_length(self, prompt_tokens: int, wanted_tokens: int, entry: Entry) -> None:

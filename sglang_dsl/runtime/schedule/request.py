@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import total_ordering
 from typing import Literal, Protocol, TypeAlias
 
 from ...ir.execution import FinishReason, TokenScore
@@ -11,6 +12,57 @@ from ...ir.specs import ConstraintSpec, SamplingSpec
 from ..cache.namespace import Namespace
 
 LeaseId: TypeAlias = int
+
+
+@total_ordering
+class BranchOrder:
+    """Where a request stands among the branches of its program: the indices of the branches around it, outermost first, compared
+    like a tuple of them. Branches share what lies around them, so that nesting deeper costs no more.
+    """
+
+    __slots__ = ("_above", "_depth", "_index")
+
+    def __init__(self, above: BranchOrder | None = None, index: int = -1) -> None:
+        self._above = above
+        self._index = index
+        self._depth: int = 0 if above is None else above._depth + 1
+
+    def indices(self) -> tuple[int, ...]:
+        """All of them, outermost first."""
+        found = []
+        at = self
+        while at._above is not None:
+            found.append(at._index)
+            at = at._above
+        return tuple(reversed(found))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._compared(other) == 0
+
+    def __lt__(self, other: object) -> bool:
+        return self is not other and self._compared(other) < 0
+
+    def __hash__(self) -> int:
+        return hash(self.indices())
+
+    def _compared(self, other: object) -> int:
+        """Below, at or above 0. Looks no further up than to what both have in common."""
+        if not isinstance(other, BranchOrder):
+            mine = self.indices()
+            return 0 if mine == other else -1 if isinstance(other, tuple) and mine < other else 1
+        one, two = self, other
+        found = self._depth - other._depth
+        while one._depth > two._depth and one._above is not None:
+            one = one._above
+        while two._depth > one._depth and two._above is not None:
+            two = two._above
+        while one is not two and one._above is not None and two._above is not None:
+            found = (one._index - two._index) or found
+            one, two = one._above, two._above
+        return found
+
+
+OUTERMOST = BranchOrder()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +96,7 @@ class GenerateRequest:
     priority: int = 0
     deadline_s: float | None = None
     critical_tokens: int = 0
-    order: tuple[int, ...] = ()
+    order: BranchOrder | tuple[int, ...] = OUTERMOST
     prompt_logprobs: int | None = None
     no_cache: bool = False
     label: Label = field(default_factory=Label)
@@ -66,7 +118,7 @@ class ScoreRequest:
     priority: int = 0
     deadline_s: float | None = None
     critical_tokens: int = 0
-    order: tuple[int, ...] = ()
+    order: BranchOrder | tuple[int, ...] = OUTERMOST
     label: Label = field(default_factory=Label)
 
 
