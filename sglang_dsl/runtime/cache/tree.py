@@ -378,7 +378,8 @@ class RadixTree:
             above = walk.parent
             if not walk.pending:
                 self.evictable_pages += len(walk.pages)
-            self._consider(walk)
+            if not walk.children:
+                self._consider(walk)
             walk = above
 
     def _consider(self, node: Node) -> None:

@@ -6,13 +6,15 @@ is a run of rows; it pays from `min_tokens` shared tokens and two rows on (measu
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
+from ..cache.namespace import Namespace
 from ..cache.node import Node
 from .step import Group
 
-Path: TypeAlias = tuple[tuple[int, int], ...]  # (serial, end in tokens) of each node below the root, shallowest first
+Path: TypeAlias = tuple[tuple[int, int], ...]  # (serial, end in tokens) of nodes, shallowest first
 
 
 class Levels(NamedTuple):
@@ -22,13 +24,48 @@ class Levels(NamedTuple):
     own_starts: list[int]
 
 
-def path_of(node: Node | None) -> Path:
-    """The path a row with this node at the end of its shared pages has."""
+def paths_of(nodes: Sequence[Node | None], starts: Sequence[int]) -> list[Path]:
+    """The paths of rows with these nodes at the end of their shared pages, each from the last node on that all rows of its
+    namespace have in common and that ends before any of them begins: nothing above it can make a difference between them.
+    """
+    tops = _tops(nodes, starts)
+    return [() if node is None else _path_from(tops[node.namespace], node) for node in nodes]
+
+
+def _tops(nodes: Sequence[Node | None], starts: Sequence[int]) -> dict[Namespace, Node]:
+    rows: dict[Namespace, tuple[dict[int, Node], int]] = {}
+    for node, start in zip(nodes, starts, strict=True):
+        if node is not None:
+            found, first = rows.get(node.namespace, ({}, start))
+            found[node.serial] = node
+            rows[node.namespace] = (found, min(first, start))
+    return {namespace: _common_top(list(found.values()), first) for namespace, (found, first) in rows.items()}
+
+
+def _common_top(nodes: list[Node], first: int) -> Node:
+    """The deepest node that is at or above all of these and ends at or before `first`. Looks at what lies below it only."""
+    seen = {node.serial for node in nodes}
+    deepest = [(-node.end, node.serial, node) for node in nodes]
+    heapq.heapify(deepest)
+    while len(deepest) > 1:
+        above = heapq.heappop(deepest)[2].parent
+        if above is not None and above.serial not in seen:
+            seen.add(above.serial)
+            heapq.heappush(deepest, (-above.end, above.serial, above))
+    top = deepest[0][2]
+    while top.end > first and top.parent is not None:
+        top = top.parent
+    return top
+
+
+def _path_from(top: Node, node: Node) -> Path:
     found: list[tuple[int, int]] = []
-    while node is not None:
-        if node.parent is not None:
-            found.append((node.serial, node.end))
-        node = node.parent
+    at: Node | None = node
+    while at is not None and at.parent is not None:
+        found.append((at.serial, at.end))
+        if at is top:
+            break
+        at = at.parent
     found.reverse()
     return tuple(found)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..cache.keys import TOKEN_BYTES, common_bytes
 from ..cache.namespace import Namespace
 from ..cache.node import Node
-from .levels import Levels, Path, depth_first, path_of, shared_levels
+from .levels import Levels, Path, depth_first, paths_of, shared_levels
 from .request import GenerateRequest
 from .scoring import Edge, TrieNode
 from .seeds import seed_of
@@ -140,7 +140,7 @@ class StepBuilder:
 
     def build(self, step: int, decodes: list[Sequence], closes: Tokens[int], min_tokens: int) -> Flight:
         """The plan, and what has to be remembered until it lands."""
-        lanes = _in_order([_decode_lane(seq) for seq in decodes] + [_piece_lane(piece) for piece in self.pieces])
+        lanes = _in_order([*decodes, *self.pieces])
         levels = shared_levels([lane.path for lane in lanes], [lane.start for lane in lanes], min_tokens)
         rows: list[Row] = []
         samples: list[SamplePoint] = []
@@ -184,7 +184,7 @@ class _Lane(NamedTuple):
 
 def arrange(decodes: list[Sequence], min_tokens: int) -> Arrangement:
     """Order decoding sequences depth first and find their levels."""
-    lanes = _in_order([_decode_lane(seq) for seq in decodes])
+    lanes = _in_order([*decodes])
     levels = shared_levels([lane.path for lane in lanes], [lane.start for lane in lanes], min_tokens)
     order = [lane.item for lane in lanes if isinstance(lane.item, Sequence)]
     for seq, own_start in zip(order, levels.own_starts, strict=True):
@@ -200,19 +200,17 @@ def steady(step: int, decodes: Arrangement, closes: Tokens[int]) -> Flight:
     return Flight(StepPlan(step, rows, decodes.levels.groups, (), (), (), closes, samples), order, [], [])
 
 
-def _in_order(lanes: list[_Lane]) -> list[_Lane]:
-    order = depth_first([lane.path for lane in lanes], [lane.start for lane in lanes])
-    return [lanes[i] for i in order]
+def _in_order(items: list[Sequence | Piece]) -> list[_Lane]:
+    starts = [item.computed if isinstance(item, Sequence) else item.start for item in items]
+    paths = paths_of([_node(item) for item in items], starts)
+    return [_Lane(paths[i], starts[i], items[i]) for i in depth_first(paths, starts)]
 
 
-def _decode_lane(seq: Sequence) -> _Lane:
-    return _Lane(path_of(seq.receipt.node) if seq.receipt else (), seq.computed, seq)
-
-
-def _piece_lane(piece: Piece) -> _Lane:
-    receipt = piece.seq.receipt
-    shares = piece.edge is None or piece.edge.after_prompt
-    return _Lane(path_of(receipt.node) if receipt and shares else (), piece.start, piece)
+def _node(item: Sequence | Piece) -> Node | None:
+    """Where the pages end that a row shares."""
+    seq = item if isinstance(item, Sequence) else item.seq
+    alone = isinstance(item, Piece) and item.edge is not None and not item.edge.after_prompt
+    return None if alone or seq.receipt is None else seq.receipt.node
 
 
 def _decode_row(seq: Sequence, own_start: int) -> Row:
