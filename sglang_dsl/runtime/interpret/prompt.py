@@ -97,7 +97,7 @@ class Prompter:
 
     def foreign(self, prompt: Prompt, text: str) -> Prompt:
         """Append, at a seam, text that another model produced: a segment of its own."""
-        return self.produced(prompt, self._tokenizer.encode(text, first=not prompt.ids.length), text)
+        return self.produced(prompt, self._tokenizer.encode(text, first=not prompt.ids), text)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a content text on its own."""
