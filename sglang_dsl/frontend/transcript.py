@@ -44,7 +44,7 @@ def messages_of(cursor: Cursor) -> list[dict[str, str]]:
         found[-1]["content"] += "".join(said)
     if not cursor.recorder.tracing:
         line.heard_turns = (tip, found, opened)
-    return [dict(message) for message in found]
+    return [*map(dict.copy, found)]
 
 
 def stretch(nodes: Sequence[Node], name: str) -> Span:

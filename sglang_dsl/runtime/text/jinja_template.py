@@ -7,6 +7,9 @@ encodes or changes is refused), and they can never be taken for template code.
     roles (user, assistant)    <|im_start|>user\\n S0 <|im_end|>\\n<|im_start|>assistant\\n S1 <|im_end|>\\n
                                gap 0              |  gap 1                              |  gap 2 (the end)
 
+A long conversation is shown to the template without its middle where that makes no difference (`_Recent`), so that a turn
+costs the same however many stand before it.
+
 A turn's closing text is what all possible continuations of it have in common; the opening text of the next turn is the
 rest of the gap. So a prompt that ends in an open turn is what the template itself renders for that conversation.
 """
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -25,7 +28,7 @@ from typing import Any, NamedTuple, TypeAlias
 from ...errors import MissingExtraError, ModelLoadError, RoleError
 from ...ir.nodes import is_role_word
 from .plain_templates import ROLES, check_known
-from .protocol import Turn
+from .protocol import Turn, Turns
 
 _PROBES = (("user", "assistant", "user"), ("system", "user", "assistant", "user", "assistant", "user"))
 _ROLES = ("user", "assistant", "system", "tool")
@@ -39,6 +42,11 @@ _WORDS = re.compile(
 )  # what a template may compare a role with
 _SENTINEL = re.compile("\ufdd8([0-9]+)\ufdd9" + re.escape(_PROBE) + "\ufdda")
 _CHANGED = re.compile("\ufdd8([0-9]+)\ufdd9")
+
+SHOWN_TURNS = 12  # of a long conversation, at its beginning; and about as many at its end
+ALIKE_TURNS = 6  # roles before two places, that have to be the same for the turns between to be left out
+WHOLE_TURNS = 64
+MOST_PROOFS = 4096
 
 Roles: TypeAlias = tuple[str, ...]
 
@@ -84,7 +92,8 @@ class JinjaTemplate:
         template = compile_template(source)
         self._roles = ROLES | frozenset(_WORDS.findall(source))  # a template that writes any role knows these
         self._dated = "strftime_now" in source
-        self._of_day = lru_cache(maxsize=2)(lambda day: _Gaps(template, variables or {}))
+        counts = _counts(source)
+        self._of_day = lru_cache(maxsize=2)(lambda day: _Recent(_Gaps(template, variables or {}), counts=counts))
 
     def open_turn(self, turns: Sequence[Turn], role: str) -> str:
         """See `ChatTemplate`.
@@ -94,20 +103,20 @@ class JinjaTemplate:
         """
         if not is_role_word(role):
             check_known(role, self._roles, len(turns))
-        opened = self._today().open(tuple(turn.role for turn in turns), role)  # its own refusal says more
+        opened = self._today().opening(turns, role)  # its own refusal says more
         check_known(role, self._roles, len(turns))
         return opened
 
     def close_turn(self, turns: Sequence[Turn]) -> str:
         """See `ChatTemplate`."""
-        return self._today().close(tuple(turn.role for turn in turns))
+        return self._today().closing(turns)
 
     def report(self) -> TemplateReport:
         """Probe a few conversations for text that changes when turns are added."""
-        changes = [change for roles in _PROBES for change in self._today().rewrites(roles)]
+        changes = [change for roles in _PROBES for change in self._today().gaps.rewrites(roles)]
         return TemplateReport(tuple(change.text for change in changes), sum(change.chars for change in changes))
 
-    def _today(self) -> _Gaps:
+    def _today(self) -> _Recent:
         """Renderings of this day: templates may write the date."""
         return self._of_day(date.today() if self._dated else None)
 
@@ -212,6 +221,103 @@ class _Gaps:
         if parts[1::2] != [str(i) for i in range(len(roles))]:
             raise _Misplaced("it does not show every message once and in order")
         return tuple(parts[::2])
+
+
+class _Recent:
+    """The same for long conversations, of which the template sees the beginning and the latest turns.
+
+        all the roles   s u a u a u a u a u a ... u a u a u a u a
+        shown           s u a u a u a --------------> u a u a u a     between two places before which the same roles stand,
+                                                                      an even number of turns apart
+
+    A template cannot tell the two apart unless it counts turns. One that looks as if it did is always shown the whole. Every other
+    is shown the whole, too, for the first WHOLE_TURNS and once more each time a conversation has doubled; where that gives
+    anything else, it is shown the whole from then on. counts: whether it looks so.
+    """
+
+    def __init__(self, gaps: _Gaps, *, counts: bool) -> None:
+        self.gaps = gaps
+        self._stable = not counts
+        self._proven: set[tuple[object, ...]] = set()
+
+    def opening(self, turns: Sequence[Turn], role: str) -> str:
+        """See `JinjaTemplate.open_turn`."""
+        return self._shown(turns, lambda roles: self.gaps.open(roles, role), role)
+
+    def closing(self, turns: Sequence[Turn]) -> str:
+        """See `JinjaTemplate.close_turn`."""
+        return self._shown(turns, self.gaps.close, None)
+
+    def _shown(self, turns: Sequence[Turn], gap: Callable[[Roles], str], role: str | None) -> str:
+        if self._stable and len(turns) > WHOLE_TURNS:
+            short = _without_middle(turns)
+            if short is not None and self._is_proven(turns, short, gap, role):
+                with suppress(RoleError):  # whose message is of the whole
+                    return gap(short)
+        return gap(tuple(turn.role for turn in turns))
+
+    def _is_proven(self, turns: Sequence[Turn], short: Roles, gap: Callable[[Roles], str], role: str | None) -> bool:
+        """Whether this short conversation gave what the whole one gave when that had as many turns as this one, but for a factor of two."""
+        proof = (short, role, len(turns).bit_length())
+        if proof not in self._proven:
+            whole = tuple(turn.role for turn in turns)
+            self._stable = _answer(gap, whole) == _answer(gap, short)
+            if len(self._proven) >= MOST_PROOFS:
+                self._proven.clear()
+            self._proven.add(proof)
+        return self._stable
+
+
+def _answer(gap: Callable[[Roles], str], roles: Roles) -> str | None:
+    """None where the template refuses."""
+    try:
+        return gap(roles)
+    except RoleError:
+        return None
+
+
+def _without_middle(turns: Sequence[Turn]) -> Roles | None:
+    """The roles of a long conversation without its middle; None where no two places of it look alike."""
+    first, latest = _first_roles(turns, SHOWN_TURNS), _last_roles(turns, 2 * SHOWN_TURNS)
+    for cut in range(ALIKE_TURNS, SHOWN_TURNS + ALIKE_TURNS):
+        left_out = len(turns) - len(latest) + cut - len(first)
+        if left_out % 2 == 0 and latest[cut - ALIKE_TURNS : cut] == first[-ALIKE_TURNS:]:
+            return first + latest[cut:]
+    return None
+
+
+def _last_roles(turns: Sequence[Turn], count: int) -> Roles:
+    return turns.last_roles(count) if isinstance(turns, Turns) else tuple(turn.role for turn in turns[-count:])
+
+
+def _first_roles(turns: Sequence[Turn], count: int) -> Roles:
+    return turns.first_roles[:count] if isinstance(turns, Turns) else tuple(turn.role for turn in turns[:count])
+
+
+def _counts(source: str) -> bool:
+    """Whether a template looks as if it counted turns: by a number as large as what is always shown, by arithmetic that makes large
+    ones, by the rest of a division other than by two, or by writing a position or a length.
+    """
+    from jinja2 import nodes
+
+    tree = _environment().parse(source)
+    numbers = [node.value for node in tree.find_all(nodes.Const)]
+    if any(isinstance(n, (int, float)) and not isinstance(n, bool) and abs(n) >= SHOWN_TURNS for n in numbers):
+        return True
+    if next(tree.find_all((nodes.Mul, nodes.Pow, nodes.Div, nodes.FloorDiv)), None) is not None:
+        return True
+    if any(not (isinstance(m.right, nodes.Const) and m.right.value in (1, 2)) for m in tree.find_all(nodes.Mod)):
+        return True
+    return any(_writes_a_count(output) for output in tree.find_all(nodes.Output))
+
+
+def _writes_a_count(output: Any) -> bool:
+    from jinja2 import nodes
+
+    positions = {"index", "index0", "revindex", "revindex0", "length", "depth"}
+    return any(found.attr in positions for found in output.find_all(nodes.Getattr)) or any(
+        found.name in ("length", "count") for found in output.find_all(nodes.Filter)
+    )
 
 
 def _common_prefix(texts: Sequence[str]) -> str:

@@ -29,21 +29,28 @@ class Turn:
     closed: bool = True
 
 
+FIRST_ROLES = 16
+
+
 class Turns(Sequence[Turn]):
     """A conversation that is continued rather than copied: each step costs the same, however long it is. Immutable."""
 
-    __slots__ = ("_above", "_length", "_said", "closed", "role")
+    __slots__ = ("_above", "_length", "_said", "closed", "first_roles", "role")
 
     def __init__(self) -> None:
         self._above: Turns | None = None
         self._length = 0
         self._said: _Said | None = None
+        self.first_roles: tuple[str, ...] = ()  # of at most FIRST_ROLES turns
         self.role = ""  # of the last turn
         self.closed = True  # whether the last turn is
 
     def opened(self, role: str) -> Turns:
         """One turn more, which is open."""
-        return self._with(self, self._length + 1, role, None, closed=False)
+        turns = self._with(self, self._length + 1, role, None, closed=False)
+        if self._length < FIRST_ROLES:
+            turns.first_roles = (*self.first_roles, role)
+        return turns
 
     def said(self, text: str) -> Turns:
         """More text in the open turn; text outside of turns belongs to none."""
@@ -67,7 +74,7 @@ class Turns(Sequence[Turn]):
     def _with(self, above: Turns | None, length: int, role: str, said: _Said | None, *, closed: bool) -> Turns:
         turns = Turns.__new__(Turns)
         turns._above, turns._length, turns._said = above, length, said
-        turns.role, turns.closed = role, closed
+        turns.role, turns.closed, turns.first_roles = role, closed, self.first_roles
         return turns
 
     def _last(self) -> Turn:
