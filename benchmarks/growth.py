@@ -96,7 +96,7 @@ def fork_rounds(s: State, n: int) -> str:
 @program
 def nested_forks(s: State, n: int) -> None:
     at = s
-    for i in range(n):
+    for _ in range(n):
         at = at.fork(1)[0]
         at += "deeper "
     at += gen("leaf", max_tokens=8)
