@@ -11,7 +11,7 @@ from ...ir.evaluation import evaluate
 from ...ir.execution import MISSING, Outcome
 from ...ir.nodes import Fork, Join, references_in, taking_part
 from .entry import Entry
-from .joins import Ended, Verdict, ballot_of, decide, key_failed
+from .joins import Count, Ended, Verdict, ballot_of
 from .machine import Machine
 from .model import entries_between
 from .user_calls import UserCalls, keep_context
@@ -78,7 +78,7 @@ class Race:
         self.fork = entry.scope.find(join.fork)
         self.size = len(join.tips)
         self.taking_part = taking_part(join, range(self.size))
-        self.ended: list[Ended] = []
+        self.count = Count(join, self.size)
         self.awaited: dict[int, set[Entry]] = {}
         self.key: Callable[[Any], Any] | None = machine.registry.get(join.key or "")
 
@@ -94,7 +94,8 @@ class Race:
                 source.watchers.append(partial(self._source_ended, branch))
             if not self.awaited[branch]:
                 past.append((max(source.order for source in sources), branch))
-        self.ended.extend(self._end_of(branch) for _, branch in sorted(past))
+        for _, branch in sorted(past):
+            self.count.add(self._end_of(branch))
         self._decide()
 
     def _sources(self, branch: int) -> list[Entry]:
@@ -110,7 +111,7 @@ class Race:
         if source.error is not None:
             awaited.clear()
         if not awaited:
-            self.ended.append(self._end_of(branch))
+            self.count.add(self._end_of(branch))
             self.machine.attempt(self.entry, self._decide)
 
     def _end_of(self, branch: int) -> Ended:
@@ -124,12 +125,12 @@ class Race:
         return Ended(branch, value, ballot=ballot_of(self.join, value))
 
     def _decide(self) -> None:
-        if self.key is not None and len(self.ended) == len(self.taking_part):
-            good = sorted((branch for branch in self.ended if branch.succeeded), key=lambda b: b.branch)
+        if self.key is not None and not self.count.running:
+            good = sorted(self.count.good, key=lambda b: b.branch)
             if good:
                 self._ask(self.key, good)
                 return
-        verdict = decide(self.join, self.size, self.ended)
+        verdict = self.count.verdict()
         if verdict is not None:
             self._end(verdict)
 
@@ -140,7 +141,7 @@ class Race:
         def ranked(answers: Sequence[Answer]) -> None:
             failed = next((answer for answer in answers if answer.error is not None), None)
             if failed is not None:
-                self._end(key_failed(self.join, self.size, self.ended, failed.said, failed.error))
+                self._end(self.count.key_failed(failed.said, failed.error))
                 return
             ranks = [answer.value for answer in answers]
             if all(type(rank) in (int, float, bool) for rank in ranks):
@@ -151,7 +152,7 @@ class Race:
         def won(answers: Sequence[Answer]) -> None:
             index, error, said = answers[0]
             if error is not None:
-                self._end(key_failed(self.join, self.size, self.ended, said, error))
+                self._end(self.count.key_failed(said, error))
             else:
                 self._end(Verdict(good[index].value, (good[index].branch,)))
 
@@ -171,7 +172,7 @@ class Race:
         if not self.join.cancel_rest:
             return
         wanted = {branch for race in self.fork.races for branch in race.awaits()}
-        running = set(self.taking_part) - {branch.branch for branch in self.ended} - wanted
+        running = set(self.taking_part) - {branch.branch for branch in self.count.ended} - wanted
         if not running:
             return
         for child in list(self.fork.children):

@@ -52,32 +52,152 @@ class Verdict:
 
 
 def decide(join: Join, size: int, ended: Sequence[Ended]) -> Verdict | None:
-    """The verdict, or None while the branches that still run matter. Mode `best` compares the values themselves here: a
-    key is the user's own code, which is never called from here (`branches.Race`).
+    """The verdict, or None while the branches that still run matter: a `Count` of branches that are all there.
 
     Args:
         size: number of branches, those included that take no part.
         ended: those that take part and have ended, in order.
     """
-    good = [branch for branch in ended if branch.succeeded]
-    running = size - len(set(join.skipped)) - len(ended)
-    match join.mode:
-        case "first":
-            return _first(join, size, ended, good, running)
-        case "quorum":
-            return _quorum(join, size, ended, good, running)
-        case "vote":
-            return _vote(join, size, ended, good, running)
-    if running:
+    count = Count(join, size)
+    for branch in ended:
+        count.add(branch)
+    return count.verdict()
+
+
+class Count:
+    """The branches of a join that have ended, counted as they do: each costs the same, however many there are.
+
+    Mode `best` compares the values themselves here: a key is the user's own code, which is never called from here
+    (`branches.Race`).
+    """
+
+    def __init__(self, join: Join, size: int) -> None:
+        self.join = join
+        self.size = size
+        self.ended: list[Ended] = []
+        self.good: list[Ended] = []
+        self.running = size - len(set(join.skipped))
+        self._votes = Votes()
+        self._open = sorted(set(range(size)) - set(join.skipped), reverse=True) if join.mode == "vote" else []
+        self._closed: set[int] = set()
+
+    def add(self, branch: Ended) -> None:
+        """One more has ended."""
+        self.ended.append(branch)
+        self.running -= 1
+        self._closed.add(branch.branch)
+        if branch.succeeded:
+            self.good.append(branch)
+            if self.join.mode in ("quorum", "vote"):
+                self._votes.add(branch)
+
+    def verdict(self) -> Verdict | None:
+        """The verdict, or None while the branches that still run matter."""
+        match self.join.mode:
+            case "first":
+                return self._first()
+            case "quorum":
+                return self._quorum()
+            case "vote":
+                return self._vote()
+        if self.running:
+            return None
+        if self.join.mode == "best":
+            return self._best()
+        failed = [branch for branch in self.ended if branch.error is not None]
+        if failed and self.join.mode != "settle":
+            return self._failed(_names_failures(failed))
+        results = results_of(self.join, self.size, self.ended)
+        winners = tuple(branch.branch for branch in self.good)
+        return Verdict(results if self.join.mode == "settle" else taking_part(self.join, results), winners)
+
+    def _first(self) -> Verdict | None:
+        wanted, good = self.join.k or 1, self.good
+        if len(good) >= wanted:
+            winners = good[:wanted]
+            return Verdict([b.value for b in sorted(winners, key=_index)], tuple(map(_index, winners)))
+        if len(good) + self.running < wanted:
+            return self._failed(f"only {len(good) + self.running} of the {wanted} wanted branches can still succeed")
         return None
-    if join.mode == "best":
-        return _best(join, size, ended, good)
-    results = results_of(join, size, ended)
-    winners = tuple(branch.branch for branch in good)
-    failed = [branch for branch in ended if branch.error is not None]
-    if failed and join.mode != "settle":
-        return _failed(join, size, ended, _names_failures(failed))
-    return Verdict(results if join.mode == "settle" else taking_part(join, results), winners)
+
+    def _quorum(self) -> Verdict | None:
+        wanted, votes = self.join.k or self.size // 2 + 1, self._votes
+        if votes.most >= wanted:
+            group = next(group for group in votes.groups.values() if len(group) >= wanted)
+            return Verdict(group[0].value, tuple(map(_index, group[:wanted])))
+        if self.running + votes.most < wanted:
+            return self._failed(f"no value can still be agreed on by {wanted} branches")
+        return None
+
+    def _vote(self) -> Verdict | None:
+        if not self.good:
+            return None if self.running else self._failed("no branch has a value to vote for")
+        while self._open and self._open[-1] in self._closed:
+            self._open.pop()
+        leader = self._votes.leader(self.running, self._open[-1] if self.running else None)
+        return None if leader is None else Verdict(leader[0].value, tuple(map(_index, leader)))
+
+    def _best(self) -> Verdict:
+        if not self.good:
+            return self._failed("no branch has a value to compare")
+        try:
+            winner = max(sorted(self.good, key=_index), key=lambda b: b.value)
+        except TypeError as error:
+            return self._failed(f"its values cannot be compared: {error}", cause=error)
+        return Verdict(winner.value, (winner.branch,))
+
+    def key_failed(self, said: str, cause: BaseException | None) -> Verdict:
+        """The verdict where the key of mode `best` raised, or gave what cannot be compared."""
+        return self._failed(f"its key raised {said}", cause=cause)
+
+    def _failed(self, why: str, *, cause: BaseException | None = None) -> Verdict:
+        return _failed(self.join, self.size, self.ended, why, cause=cause)
+
+
+class Votes:
+    """Branches by what they say. groups: those that agree, in the order in which their values came up."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, list[Ended]] = {}
+        self.most = 0  # branches that agree on the value of `_first`
+        self._first = ""
+        self._second_most = 0  # on any other
+        self._by_size: dict[int, set[str]] = {}
+        self._lowest: dict[str, int] = {}
+
+    def add(self, branch: Ended) -> None:
+        """One more says something."""
+        ballot = branch.ballot
+        group = self.groups.setdefault(ballot, [])
+        group.append(branch)
+        size = len(group)
+        self._by_size.get(size - 1, set()).discard(ballot)
+        self._by_size.setdefault(size, set()).add(ballot)
+        self._lowest[ballot] = min(branch.branch, self._lowest.get(ballot, branch.branch))
+        if ballot == self._first:
+            self.most = size
+        elif size > self.most:
+            self._first, self.most, self._second_most = ballot, size, self.most
+        else:
+            self._second_most = max(self._second_most, size)
+
+    def leader(self, open_votes: int, lowest_open: int | None) -> list[Ended] | None:
+        """The branches that agree on the value that no other can overtake any more, if so many votes are open; a tie goes to the
+        value of the lowest branch.
+        """
+        if open_votes and self._second_most + open_votes > self.most:
+            return None
+        first = min(self._by_size[self.most], key=self._lowest.__getitem__)
+        if lowest_open is not None and self._second_most + open_votes == self.most:
+            rivals = self._by_size.get(self._second_most, set()) if self._second_most else {""}
+            lowest = min(self._lowest.get(rival, lowest_open) for rival in rivals)
+            if min(lowest, lowest_open) < self._lowest[first]:
+                return None
+        return self.groups[first]
+
+
+def _index(branch: Ended) -> int:
+    return branch.branch
 
 
 def results_of(join: Join, size: int, ended: Sequence[Ended]) -> list[Any]:
@@ -90,71 +210,9 @@ def results_of(join: Join, size: int, ended: Sequence[Ended]) -> list[Any]:
     return results
 
 
-def _first(join: Join, size: int, ended: Sequence[Ended], good: list[Ended], running: int) -> Verdict | None:
-    wanted = join.k or 1
-    if len(good) >= wanted:
-        winners = good[:wanted]
-        return Verdict([b.value for b in sorted(winners, key=lambda b: b.branch)], tuple(b.branch for b in winners))
-    if len(good) + running < wanted:
-        return _failed(
-            join, size, ended, f"only {len(good) + running} of the {wanted} wanted branches can still succeed"
-        )
-    return None
-
-
-def _quorum(join: Join, size: int, ended: Sequence[Ended], good: list[Ended], running: int) -> Verdict | None:
-    wanted = join.k or size // 2 + 1
-    ballots = _ballots(good)
-    for group in ballots:
-        if len(group) >= wanted:
-            return Verdict(group[0].value, tuple(b.branch for b in group[:wanted]))
-    if running + max(map(len, ballots), default=0) < wanted:
-        return _failed(join, size, ended, f"no value can still be agreed on by {wanted} branches")
-    return None
-
-
-def _vote(join: Join, size: int, ended: Sequence[Ended], good: list[Ended], running: int) -> Verdict | None:
-    if not good:
-        return None if running else _failed(join, size, ended, "no branch has a value to vote for")
-    leader, *others = sorted(([b.branch for b in group] for group in _ballots(good)), key=_standing)
-    if running:
-        undecided = sorted(set(range(size)) - {branch.branch for branch in ended} - set(join.skipped))
-        if any(_standing([*rival, *undecided]) < _standing(leader) for rival in [[], *others]):
-            return None
-    return Verdict(next(b.value for b in good if b.branch == leader[0]), tuple(leader))
-
-
-def _standing(branches: Sequence[int]) -> tuple[int, int]:
-    """Sorts the groups of branches that agree: the largest first, and of equal ones that with the lowest branch."""
-    return -len(branches), min(branches)
-
-
-def _best(join: Join, size: int, ended: Sequence[Ended], good: list[Ended]) -> Verdict:
-    if not good:
-        return _failed(join, size, ended, "no branch has a value to compare")
-    try:
-        winner = max(sorted(good, key=lambda b: b.branch), key=lambda b: b.value)
-    except TypeError as error:
-        return _failed(join, size, ended, f"its values cannot be compared: {error}", cause=error)
-    return Verdict(winner.value, (winner.branch,))
-
-
-def key_failed(join: Join, size: int, ended: Sequence[Ended], said: str, cause: BaseException | None) -> Verdict:
-    """The verdict where the key of mode `best` raised, or gave what cannot be compared."""
-    return _failed(join, size, ended, f"its key raised {said}", cause=cause)
-
-
 def ballot_of(join: Join, value: Any) -> str:
     """What equal values have in common in a join that compares them. Values are JSON, so equal means equal JSON."""
     return json.dumps(value, sort_keys=True, default=repr) if join.mode in ("quorum", "vote") else ""
-
-
-def _ballots(good: Sequence[Ended]) -> list[list[Ended]]:
-    """Branches with equal values, in the order in which the values came up."""
-    groups: dict[str, list[Ended]] = {}
-    for branch in good:
-        groups.setdefault(branch.ballot, []).append(branch)
-    return list(groups.values())
 
 
 def _failed(join: Join, size: int, ended: Sequence[Ended], why: str, *, cause: BaseException | None = None) -> Verdict:
