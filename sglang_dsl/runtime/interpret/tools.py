@@ -7,10 +7,12 @@ a pure tool with equal arguments are one call; an idempotent one that raises is 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextvars import Context, copy_context
 from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
@@ -155,7 +157,10 @@ class ToolCall:
 
 
 class Attempts:
-    """A tool's function with its arguments: called once, or again while an idempotent one raises and somebody still waits."""
+    """A tool's function with its arguments: called once, or again while an idempotent one raises and somebody still waits.
+
+    It is called in the context of its call; each further attempt has a copy of how that was at first.
+    """
 
     def __init__(
         self, function: Callable[..., Any], arguments: Arguments, tool: Tool, wanted: Callable[[], bool]
@@ -170,20 +175,26 @@ class Attempts:
 
     def __call__(self) -> Any:
         """The answer, or an awaitable of it."""
-        while True:
-            try:
-                answer = self._function(**self._arguments.for_call(takes_objects=self._takes_objects))
-                return self._later(answer) if inspect.isawaitable(answer) else self._given(answer)
-            except Exception as error:  # noqa: BLE001 - whatever it was, calling again is harmless
-                self._try_again(error)
-
-    async def _later(self, answer: Awaitable[Any]) -> Any:
+        fresh = copy_context()
         try:
-            return self._given(await answer)
+            return self._attempt(fresh)
         except Exception as error:  # noqa: BLE001 - whatever it was, calling again is harmless
             self._try_again(error)
-        again = self()
-        return await again if inspect.isawaitable(again) else again
+        return fresh.copy().run(self)
+
+    def _attempt(self, fresh: Context) -> Any:
+        answer = self._function(**self._arguments.for_call(takes_objects=self._takes_objects))
+        return self._later(answer, fresh) if inspect.isawaitable(answer) else self._given(answer)
+
+    async def _later(self, answer: Awaitable[Any], fresh: Context) -> Any:
+        try:
+            return self._given(await answer)
+        except Exception as error:  # noqa: BLE001 - as above
+            self._try_again(error)
+        again = fresh.copy().run(self)
+        if not inspect.iscoroutine(again):
+            return again
+        return await asyncio.get_running_loop().create_task(again, context=fresh.copy())
 
     def _given(self, answer: Any) -> Any:
         """What the tool gave: the object itself, or JSON as it comes out of a record."""
