@@ -197,6 +197,23 @@ def test_async_program_whose_body_raises_a_stray_cancellation_ends(backend: Mock
     assert_well(backend)
 
 
+@pytest.mark.parametrize("fault", [name for name in FAULTS if name != "Stranger"])
+def test_whatever_a_script_of_the_mock_raises_is_its_calls_failure(fault: str) -> None:
+    def script(call: Any) -> str:
+        if call.name == "second":
+            FAULTS[fault]()
+        return "fine"
+
+    @program
+    def p(s: State):
+        s += gen("first") + gen("second")
+
+    backend = mock(script)
+    result = p.start(options=options(backend)).result(LIMIT_S, raising=False)
+    assert result.error is not None
+    assert_well(backend)
+
+
 # where it runs ----------------------------------------------------------------------------------------------------------
 
 

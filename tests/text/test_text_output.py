@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -247,6 +248,20 @@ def test_stop_regex_that_backtracks_without_end_fails_its_own_output():
     output = OutputText(tokenizer := PieceTokenizer(), SamplingSpec(stop_regex=(r"(a|aa)+[cd]",)))
     with pytest.raises(SpecError, match="needed more than"):
         output.feed(tokenizer.intern("a" * 40 + "b"))
+
+
+@pytest.mark.timeout(60)
+def test_stop_regex_that_is_slow_at_every_token_fails_once_it_has_used_up_its_time():
+    output = OutputText(tokenizer := PieceTokenizer(), SamplingSpec(stop_regex=(r"(x+x+)+y",)))
+    began = time.thread_time()
+
+    def write() -> None:
+        for _ in range(1000):
+            output.feed(tokenizer.intern("x"))
+
+    with pytest.raises(SpecError, match="needed more than"):
+        write()
+    assert time.thread_time() - began < 1.0
 
 
 # --- properties ------------------------------------------------------------------------------------------------------

@@ -83,6 +83,11 @@ def search_expr(source: str, dialect: Dialect, character: Callable[[CharSet], Ex
     return alt(*options)
 
 
+def literal(text: str) -> str:
+    """A regex that matches just this text."""
+    return re.escape(text)
+
+
 def _parse(source: str) -> Any:
     try:
         with warnings.catch_warnings():

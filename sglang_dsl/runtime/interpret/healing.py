@@ -9,7 +9,6 @@ Source: token healing as in Microsoft's guidance (`guidance` project, "token hea
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from ...errors import SpecError
 from ...ir.nodes import Gen
 from ...ir.specs import ConstraintSpec
 from ..cache.keys import TokenIds
+from ..constrain.regex import literal
 from ..text.protocol import Tokenizer
 
 
@@ -58,7 +58,7 @@ def healed(gen: Gen, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> Healed 
 
 
 def _behind(text: str, constraint: ConstraintSpec | None) -> ConstraintSpec:
-    start = re.escape(text)
+    start = literal(text)
     if constraint is None:
         return ConstraintSpec(kind="regex", text=start + r"[\s\S]*")
     if constraint.kind == "regex":

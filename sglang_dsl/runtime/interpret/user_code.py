@@ -243,9 +243,12 @@ async def _finish(call: Call, answer: Any) -> None:
 
 
 def _close(answer: Any) -> None:
-    """Drop a coroutine that nobody will await, without Python's warning."""
-    if inspect.iscoroutine(answer):
+    """Drop a coroutine that nobody will await, without Python's warning: with it those that were given to it to await."""
+    if inspect.iscoroutine(answer) and inspect.getcoroutinestate(answer) == inspect.CORO_CREATED:
+        given = list(answer.cr_frame.f_locals.values()) if answer.cr_frame is not None else []
         answer.close()
+        for each in given:
+            _close(each)
 
 
 class _OwnLoop:

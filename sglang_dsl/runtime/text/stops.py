@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, Protocol
 
 from ...errors import MissingExtraError, SpecError
 
-REGEX_TIMEOUT_S = 0.1  # per token; a pattern that backtracks without end fails its own request, not the engine's loop
+REGEX_TIMEOUT_S = 0.1  # per sequence, and so much more per character: a pattern that backtracks fails its own request
+REGEX_S_PER_CHARACTER = 1e-4  # many times what a pattern needs that does not backtrack
 
 
 class StopMatch(NamedTuple):
@@ -138,12 +139,19 @@ class RegexStops:
         self._taken = 0  # bytes given to the decoder
         self._start = 0  # characters before it cannot begin a match
         self._start_byte = 0
-        self._deadline = 0.0
+        self._spent_s = 0.0  # of this thread's time, by all searches so far
+        self._began_s = 0.0
 
     def find(self, data: bytearray) -> StopMatch | None:
-        """See `StopFinder`. Raises SpecError where a pattern needs more than REGEX_TIMEOUT_S."""
+        """See `StopFinder`. Raises SpecError where the patterns need more time than the whole text so far gives them."""
+        self._began_s = time.thread_time()
+        try:
+            return self._find(data)
+        finally:
+            self._spent_s += time.thread_time() - self._began_s
+
+    def _find(self, data: bytearray) -> StopMatch | None:
         known = len(self._text)
-        self._deadline = time.monotonic() + REGEX_TIMEOUT_S
         self._take(data)
         for end in range(known + 1, len(self._text) + 1):
             found = [m for p in self._patterns if (m := self._search(p, endpos=end)) is not None]
@@ -177,12 +185,15 @@ class RegexStops:
         return self._start_byte + len(self._text[self._start : index].encode("utf-8", "surrogateescape"))
 
     def _search(self, pattern: Any, *, endpos: int | None = None, partial: bool = False) -> Any:
-        left_s = max(self._deadline - time.monotonic(), 1e-6)
+        allowed_s = REGEX_TIMEOUT_S + REGEX_S_PER_CHARACTER * len(self._text)
+        left_s = allowed_s - self._spent_s - (time.thread_time() - self._began_s)
         try:
-            return pattern.search(self._text, self._start, endpos, partial=partial, timeout=left_s)
+            if left_s <= 0:
+                raise TimeoutError
+            return pattern.search(self._text, self._start, endpos, partial=partial, timeout=left_s, concurrent=True)
         except TimeoutError as error:
             raise SpecError(
-                f"stop_regex {pattern.pattern!r} needed more than {REGEX_TIMEOUT_S} s on {len(self._text)} characters",
+                f"stop_regex {pattern.pattern!r} needed more than {allowed_s:.1f} s on {len(self._text)} characters",
                 hint="use a pattern without nested repetition, or a stop string",
             ) from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from threading import current_thread, main_thread
 
 from ....errors import ScriptError
 from ...engine.engine import Engine
@@ -57,14 +58,10 @@ class MockTarget(ForwardingTarget):
                 accepted.append(self._prepared(request, logged, call))
             except Exception as error:  # noqa: BLE001 - whatever a script does is its call's failure
                 refused.append((logged, request, error))
-            except KeyboardInterrupt:
-                raise
-            except BaseException as error:  # noqa: BLE001 - SystemExit, a test's own failure
-                failure = ScriptError(
-                    f"the script raised {error!r}", hint="scripts return replies, or raise an Exception"
-                )
-                failure.__cause__ = error
-                refused.append((logged, request, failure))
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+                    raise
+                refused.append((logged, request, _script_raised(error)))
         if accepted:
             self._behind.submit(accepted)
         for sink, request, cause in refused:
@@ -133,6 +130,12 @@ class LoggedSink:
                 result = error
         self._log.end(self._call, result)
         self._sink.done(result)
+
+
+def _script_raised(error: BaseException) -> ScriptError:
+    raised = ScriptError(f"the script raised {type(error).__name__}: {error}", hint="a script gives replies or errors")
+    raised.__cause__ = error
+    return raised
 
 
 def _scored(result: Result, call: Call, reply: Reply | None) -> Result:
