@@ -11,6 +11,7 @@ from ..ir.execution import MISSING, Outcome
 from ..ir.nodes import Concat, Constant, Expression, ListOf, Operation, Piece, Plain, Reference
 from ..ir.operations import splice
 from ..ir.specs import JoinMode
+from .values import Abstract, exact
 
 K = TypeVar("K")
 Convert: TypeAlias = Callable[[Any], Any]
@@ -197,7 +198,9 @@ class Span(Local):
 
     def resolve(self, text_at: Callable[[str], str]) -> str:
         """The texts of its parts."""
-        return "".join(str(p.value) if isinstance(p, Constant) else text_at(p.node_id) for p in self.parts)
+        texts = [str(p.value) if isinstance(p, Constant) else text_at(p.node_id) for p in self.parts]
+        abstract = next((text for text in texts if isinstance(text, Abstract)), None)
+        return "".join(texts) if abstract is None else abstract.follower.compound("".join(map(exact, texts)))
 
 
 class Given(Local):

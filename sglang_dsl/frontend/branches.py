@@ -17,7 +17,7 @@ from .gathering import JoinRequest, check_parent, gather, gather_text, new_names
 from .joined import Joined, Lazy
 from .regions import MAP_HINT, check_plain, is_async, no_coroutine
 from .sites import Site, caller_origin
-from .waiting import run_concurrently
+from .waiting import in_turn, run_concurrently
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -118,7 +118,8 @@ class Branches(Generic[S]):
             self._enter(body)
             return self._map_async(body, concurrency, origin)
         self._enter(body)
-        ended = run_concurrently([partial(body, branch) for branch in self._states], concurrency)
+        run = in_turn if self._parent._cursor.recorder.tracing else run_concurrently
+        ended = run([partial(body, branch) for branch in self._states], concurrency)
         coroutines = [value for value, _ in ended if iscoroutine(value)]
         for coroutine in coroutines:
             coroutine.close()
@@ -146,7 +147,10 @@ class Branches(Generic[S]):
                 except Exception as error:  # noqa: BLE001  a body's error is its result; the map raises it
                     return None, error
 
-        ended = await asyncio.gather(*(one(branch) for branch in self._states))
+        if self._parent._cursor.recorder.tracing:
+            ended = [await asyncio.create_task(one(branch)) for branch in self._states]
+        else:
+            ended = await asyncio.gather(*(one(branch) for branch in self._states))
         return _all_or_first_error([value if error is None else error for value, error in ended], ended, origin)
 
     def cancel(self, reason: str = "cancelled by the program") -> None:

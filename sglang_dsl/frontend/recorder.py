@@ -20,6 +20,7 @@ from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import DeadlineError, Origin, ProgramError, UnresolvedError
+from ..ir.evaluation import same
 from ..ir.execution import Outcome, Run, on_loop
 from ..ir.graph import Graph
 from ..ir.nodes import Constant, DictOf, Expression, Node, Objects, Piece, Plain
@@ -217,7 +218,7 @@ class LiveRecorder:
     def loop(self, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
         """Run the body, wait for what decides, and so on."""
         decider = None if until is None else lambda: state._find(until)
-        return run_loop(state, state._cursor.line, body, decider, lambda: state[until] == stop_value, limit, site)
+        return run_loop(state, state._cursor.line, body, decider, lambda: same(state[until], stop_value), limit, site)
 
     def map(self, state: Any, items: Sequence[Any], body: Callable[[Any, Any], Any], site: Site) -> Any:
         """Fork, and run the bodies concurrently."""

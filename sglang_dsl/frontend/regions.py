@@ -12,6 +12,7 @@ from inspect import iscoroutine, iscoroutinefunction
 from typing import Any, Protocol
 
 from ..errors import Origin, ProgramError, SpecError
+from ..ir.evaluation import same
 from .bindings import Bound
 from .sites import Site
 
@@ -121,11 +122,8 @@ def _with(control: tuple[str, ...], bound: Bound) -> tuple[str, ...]:
 
 
 def _arm_of(value: Any, arms: Mapping[Any, Body], default: Body | None) -> Body | None:
-    """The first arm whose key equals the value; True and 1 are different keys."""
-    for key, body in arms.items():
-        if key == value and isinstance(key, bool) == isinstance(value, bool):
-            return body
-    return default
+    """The body for a value, by the rule of the graph."""
+    return next((body for key, body in arms.items() if same(key, value)), default)
 
 
 def check_limit(limit: int, site: Site) -> None:

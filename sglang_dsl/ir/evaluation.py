@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from .nodes import Concat, Constant, DictOf, Expression, ListOf, Reference
+from .nodes import Arm, Concat, Constant, DictOf, Expression, ListOf, Reference
 from .operations import apply_all, jsonable
 
 Lookup: TypeAlias = Callable[[str], Any]  # node id -> its value
@@ -36,3 +36,28 @@ def text_of(value: Any) -> str:
     except TypeError:  # objects in it
         data = jsonable(value)
         return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two values are one in JSON: 5 and 5.0 are, True and 1 are not."""
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def is_among(value: Any, values: Iterable[Any]) -> bool:
+    """Whether a value is one of some, in JSON."""
+    return any(same(value, each) for each in values)
+
+
+def arm_of(arms: Iterable[Arm], value: Any) -> int | None:
+    """The index of the arm that a value takes: the one that names it, else the one for all others, else None."""
+    rest = None
+    for index, arm in enumerate(arms):
+        if arm.values is None:
+            rest = index
+        elif is_among(value, arm.values):
+            return index
+    return rest

@@ -253,8 +253,9 @@ def _uncovered(site: Site, on: Reference, arms: tuple[Arm, ...]) -> list[str]:
 
 
 def _key(value: object) -> str:
-    """A value as text that tells 1, True and "1" apart."""
-    return f"{type(value).__name__} {value!r}"
+    """A value as text that tells True and "1" from 1, and not 1.0."""
+    whole = isinstance(value, float) and value.is_integer()
+    return repr(int(value) if whole else value)  # type: ignore[call-overload]
 
 
 def _loop(site: Site, node: Node) -> Iterator[str]:

@@ -21,7 +21,7 @@ from .codec import Data, decode_graph, encode_graph
 from .graph import Graph
 from .nodes import Node, subgraphs
 from .operations import OPERATION_NAMES
-from .text_parser import HEADS, ID_FIELDS, JSON_WRITERS, read
+from .text_parser import CONSTANT_FIELDS, HEADS, ID_FIELDS, JSON_WRITERS, read
 
 if TYPE_CHECKING:
     pass
@@ -127,7 +127,7 @@ def _argument(name: str, value: Any) -> str:
         return f"{name}({', '.join(_record_field(value, field) for field in value)})"
     if name in ID_FIELDS:
         return f"{name}=" + (_id(value) if isinstance(value, str) else f"[{', '.join(map(_id, value))}]")
-    if name == "stop_value" and isinstance(value, list | dict):
+    if name in CONSTANT_FIELDS and isinstance(value, list | dict):
         return f"{name}=const({_json(value)})"
     return f"{name}={_value(value)}"
 

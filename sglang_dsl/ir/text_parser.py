@@ -32,6 +32,7 @@ HEADS: Mapping[str, str] = {  # the field that stands without its name, right af
     "return": "value",
 }
 ID_FIELDS = ("fork", "item", "tips")
+CONSTANT_FIELDS = ("stop_value", "structure")  # plain JSON, printed as a constant where it is a list or an object
 
 
 def compact_json(value: Any) -> str:
@@ -201,7 +202,7 @@ def _plain_field(name: str, value: Any) -> Any:
             return node_id
         case list() if name in ID_FIELDS:
             return [_plain_field(name, item) for item in value]
-        case {"const": constant} if name == "stop_value":
+        case {"const": constant} if name in CONSTANT_FIELDS:
             return constant
         case {"text": {"json": parsed}, "kind": kind} if name == "constraint" and kind in JSON_WRITERS:
             return {**value, "text": JSON_WRITERS[kind](parsed)}

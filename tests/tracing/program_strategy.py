@@ -1,7 +1,8 @@
 """Random programs: written by hypothesis as Python source, compiled, decorated.
 
 Every statement of the language comes up: texts, gens, selects, turns, forks (nested, joined or not), reads, f-strings, recorded
-operations, `if` on selects and bools, Python loops, `while` on a select, nested programs, var scopes, `s.switch`, `s.loop` and `s.map`. Races
+operations, `if` on selects and bools, Python loops, `while` on a select, nested programs, var scopes, `s.switch` (also one in another on the
+same value), `s.loop` with any kind of result, `s.map` over known and unknown items. Races
 (`first`, `vote`) do not: who wins depends on the order of steps, and a body that reads in between has another one.
 """
 
@@ -60,11 +61,13 @@ class Writer:
     ) -> None:
         options = ["text", "gen", "gen", "select", "read", "number"]
         if size > 1:
-            options += ["scope", "repeat", "nested", "loop", "map"] + ([] if turn else ["turn", "turn"])
+            options += ["scope", "repeat", "nested", "loop", "map", "known_map", "loop_value"] + (
+                [] if turn else ["turn", "turn"]
+            )
             if forks:
                 options += ["fork", "fork", "samples"]
             if kinds and self.splits < 5:
-                options += ["if", "if", "switch"]
+                options += ["if", "if", "switch", "switch_twice"]
             if self.splits < 4 and size > 2:
                 options += ["while", "bool"]
         getattr(self, "w_" + self.pick(options))(depth, state, names, kinds, size - 1, forks, turn)
@@ -171,6 +174,46 @@ class Writer:
         self.line(depth + 1, "s += gen('mt')")
         self.line(depth + 1, "return s['mt'].strip()")
         self.line(depth, f"{result} = {state}.map({state}[{name!r}], {body})")
+
+    def w_known_map(
+        self, depth: int, state: str, names: list[str], kinds: Any, size: int, forks: int, turn: bool
+    ) -> None:
+        body, result = self.name("body"), self.name("r")
+        self.line(depth, f"def {body}(s, item):")
+        self.block(depth + 1, "s", [], {}, max(size, 1), 0, turn)
+        self.line(depth + 1, "s += item + gen('km')")
+        self.line(depth + 1, "return s['km']")
+        self.line(depth, f"{result} = {state}.map(['one', 'two'], {body})")
+        self.line(depth, f"{state} += ', '.join({result})")
+
+    def w_loop_value(
+        self, depth: int, state: str, names: list[str], kinds: Any, size: int, forks: int, turn: bool
+    ) -> None:
+        body, result = self.name("body"), self.name("r")
+        value, shown = self.pick(
+            (("'done'", "{}"), ("f\"<{s['lv']}>\"", "{}"), ("(s['lv'], 'x', 3)", "'{{0}}{{1}}{{2}}'.format(*{})"),
+             ("{'a': s['lv'], 'n': [1]}", "{}['a'] + str({}['n'])"), ("[s['lv']] * 2", "{}[1]"))
+        )  # fmt: skip
+        self.line(depth, f"def {body}(s):")
+        self.line(depth + 1, "s += 'again ' + gen('lv')")
+        self.line(depth + 1, f"return {value}")
+        self.line(depth, f"{result} = {state}.loop({body}, limit=2)")
+        self.line(depth, f"{state} += {shown.format(result, result)}")
+
+    def w_switch_twice(
+        self, depth: int, state: str, names: list[str], kinds: Any, size: int, forks: int, turn: bool
+    ) -> None:
+        self.splits += 1
+        name = self.pick(sorted(kinds))
+        inner, arm, other = self.name("arm"), self.name("arm"), self.name("arm")
+        choice = kinds[name][0]
+        self.line(depth, f"def {inner}(s):")
+        self.line(depth + 1, "s += gen('in')")
+        self.line(depth, f"def {other}(s):")
+        self.line(depth + 1, "s += 'other'")
+        self.line(depth, f"def {arm}(s):")
+        self.line(depth + 1, f"s.switch({name!r}, {{{choice!r}: {inner}}}, default={other})")
+        self.line(depth, f"{state}.switch({name!r}, {{{choice!r}: {arm}}}, default={arm})")
 
     def w_samples(
         self, depth: int, state: str, names: list[str], kinds: Any, size: int, forks: int, turn: bool

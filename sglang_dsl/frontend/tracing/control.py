@@ -7,6 +7,7 @@ from inspect import iscoroutine
 from typing import Any, NoReturn
 
 from ...errors import TraceError
+from ...ir.evaluation import is_among, same
 from ...ir.graph import Graph
 from ...ir.nodes import Constant, Expression, Input, Json, Loop, Map, Node, Reference, Return
 from ..bindings import Bindings, Bound, Local
@@ -14,12 +15,12 @@ from ..data import MENTIONS, json_constant
 from ..drafting import Cursor, Line
 from ..regions import Body, decided_by, run_switch
 from ..sites import Site
-from ..values import Abstract, Unknown
+from ..values import Unknown, after, is_abstract
 from .decisions import Chooser, Decision, Group, Stop
 from .explore import explored
 from .items import link, loosen
 from .reading import shape_of
-from .shapes import JSON, Data, Finite, Shape, Text
+from .shapes import JSON, Data, Finite, Number, Shape, Text
 from .walk import Walk
 
 
@@ -49,14 +50,14 @@ def _decided_value(path: Walk, on: Reference, values: list[tuple[Json, Any]], ar
     """A value of the group that this run goes on with: those with one arm are one group."""
     groups: dict[Any, list[tuple[Json, Any]]] = {}
     for raw, typed in values:
-        key = next((i for i, k in enumerate(arms) if k == typed and isinstance(k, bool) == isinstance(typed, bool)), -1)
+        key = next((i for i, k in enumerate(arms) if same(k, typed)), -1)
         groups.setdefault(key, []).append((raw, typed))
     chosen = list(groups.values())
     return chosen[path.decide(on, [tuple(raw for raw, _ in group) for group in chosen])][0][1]
 
 
 def _is_left(raw: Json, left: Group) -> bool:
-    return left is None or any(raw == v and type(raw) is type(v) for v in left)
+    return left is None or is_among(raw, left)
 
 
 def follow_loop(path: Walk, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
@@ -75,7 +76,7 @@ def follow_loop(path: Walk, state: Any, body: Body, until: Any, stop_value: Any,
         until=deciders[0] if deciders else None, stop_value=_plain(stop_value, site),
     )  # fmt: skip
     recorded.leave(state)
-    return None if result is None else path.trace.member(Reference(node_id), recorded.shape)
+    return None if result is None else stand_in(path, Reference(node_id), recorded.returned)
 
 
 def follow_map(path: Walk, state: Any, items: Unknown, body: Callable[[Any, Any], Any], site: Site) -> Any:
@@ -95,7 +96,7 @@ def follow_map(path: Walk, state: Any, items: Unknown, body: Callable[[Any, Any]
     graph, result = recorded.graph()
     whole = Graph([item, *graph], name=graph.name).freeze()
     node_id = _push(state, site, Map, items=items._reference, item=item.id, body=whole, result=result)
-    return path.trace.member(Reference(node_id), Data(list, item=recorded.shape))
+    return path.trace.member(Reference(node_id), Data(list, item=_shape_of(recorded.returned)))
 
 
 def _awaited(path: Walk, value: Any) -> Any:
@@ -113,10 +114,10 @@ def _awaited(path: Walk, value: Any) -> Any:
 
 
 class _Recorded:
-    """A body followed on a copy of the state. `shape`: of what it returns."""
+    """A body followed on a copy of the state. `returned`: what it gives, one value per run."""
 
     def __init__(self, path: Walk, state: Any, line: Line, body: Callable[[Any], Any], site: Site) -> None:
-        self.shape: Shape = JSON
+        self.returned: list[Any] = []
         self._path = path
         self._state = state
         self._line = line
@@ -155,8 +156,8 @@ class _Recorded:
         inside = type(self._state)(cursor, self._state.index)
         try:
             value = self._body(inside)
-            self._note_shape(value)
             expression = path.expression(value, inside._find, self._site.origin)
+            self.returned.append(value)
             path.append([Return(id="return", context=line.tip, value=expression)])
             self._names, self._counts = cursor.names, line.counts
         except Stop:
@@ -164,11 +165,44 @@ class _Recorded:
         path.check_replay()
         return path
 
-    def _note_shape(self, value: Any) -> None:
-        if isinstance(value, Abstract):
-            self.shape = Text()
-        elif type(value) is Unknown:
-            self.shape = value._shape
+
+def stand_in(path: Walk, reference: Reference, returned: Sequence[Any]) -> Any:
+    """What stands for a value of which `returned` has one in each way: the same structure, and the parts that are known."""
+    first: Any = returned[0] if returned else None
+    kind = type(first)
+    if kind in (list, tuple) and all(type(value) is kind and len(value) == len(first) for value in returned):
+        parts = [
+            stand_in(path, after(reference, "item", i), each) for i, each in enumerate(zip(*returned, strict=True))
+        ]
+        return kind(parts)
+    if kind is dict and all(type(value) is dict and value.keys() == first.keys() for value in returned):
+        return {key: stand_in(path, after(reference, "item", key), [v[key] for v in returned]) for key in first}
+    if all(not is_abstract(value) and type(value) is kind and value == first for value in returned) and _is_leaf(
+        path, first
+    ):
+        return first
+    return path.trace.member(reference, _shape_of(returned))
+
+
+def _is_leaf(path: Walk, value: Any) -> bool:
+    """Whether a value is the same whatever the model says."""
+    return value is None or (isinstance(value, (bool, int, float, str)) and path.trace.is_clean(value))
+
+
+def _shape_of(returned: Sequence[Any]) -> Shape:
+    """What all of the values have in common."""
+    shapes = {_shape(value) for value in returned}
+    return shapes.pop() if len(shapes) == 1 else JSON
+
+
+def _shape(value: Any) -> Shape:
+    if type(value) is Unknown:
+        return value._shape
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return Text()
+    if isinstance(value, (int, float)) and not isinstance(value, (bool, Enum)):
+        return Number(type(value))
+    return JSON
 
 
 class _Inside(Local):

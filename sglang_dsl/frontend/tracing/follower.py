@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
 from ...errors import TraceError
+from ...ir.evaluation import is_among
 from ...ir.nodes import Reference
 from ..sites import Sites
 from ..values import Abstract, Domain, Unknown, exact, is_abstract
@@ -144,7 +145,7 @@ class Trace:
         groups: dict[str, list[Any]] = {}
         answers: dict[str, tuple[Any, Exception | None]] = {}
         for raw, value in domain:
-            if left is not None and not any(raw == v and type(raw) is type(v) for v in left):
+            if left is not None and not is_among(raw, left):
                 continue
             answer, error = _answer(question, value)
             key = repr((type(raw), raw)) if by_value else repr((type(answer), answer, type(error), str(error)))

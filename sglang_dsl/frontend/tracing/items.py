@@ -17,6 +17,7 @@ from typing import ClassVar, NamedTuple, TypeAlias
 from ...ir.graph import Graph
 from ...ir.nodes import (
     Arm,
+    Break,
     Concat,
     Constant,
     DictOf,
@@ -164,14 +165,17 @@ def translated(node: Node, translate: Translate) -> Node:
             return replace(node, value=every(value))
         case Region(on=on, ways=ways):
             return replace(node, on=translate(on), ways=tuple(_translated_way(way, translate) for way in ways))
-        case Map(items=items, body=body):
-            return replace(node, items=every(items), body=_translated_graph(body, translate))
-        case Loop(body=body, result=result):
+        case Map(items=items, body=body, result=result):
             given = None if result is None else every(result)
-            return replace(node, body=_translated_graph(body, translate), result=given)
+            return replace(node, items=every(items), body=_translated_graph(body, translate), result=given)
+        case Loop(body=body, until=until, result=result):
+            given = None if result is None else every(result)
+            decider = None if until is None else translate(until)
+            return replace(node, body=_translated_graph(body, translate), until=decider, result=given)
         case Switch(on=on, arms=arms):
-            inner = tuple(replace(arm, graph=_translated_graph(arm.graph, translate)) for arm in arms)
-            return replace(node, on=translate(on), arms=inner)
+            return replace(node, on=translate(on), arms=tuple(_translated_arm(arm, translate) for arm in arms))
+        case Break(on=Reference() as on):
+            return replace(node, on=translate(on))
     return node
 
 
@@ -192,6 +196,11 @@ def translated_expression(expression: Expression, translate: Translate) -> Expre
 def _translated_way(way: Way, translate: Translate) -> Way:
     items = tuple(item._replace(node=translated(item.node, translate)) for item in way.items)
     return Way(way.values, items, tuple((key, translated_expression(e, translate)) for key, e in way.results))
+
+
+def _translated_arm(arm: Arm, translate: Translate) -> Arm:
+    result = None if arm.result is None else translated_expression(arm.result, translate)
+    return replace(arm, graph=_translated_graph(arm.graph, translate), result=result)
 
 
 def _translated_graph(graph: Graph, translate: Translate) -> Graph:

@@ -138,6 +138,7 @@ class Meeting:
         count = len(self._values)
         region_id = f"{self._on.node_id}?{first.node.id}"
         inner = {each for items in ways.values() for each in _region_ids(items)}
+        inner |= {each.id for each in self._out if isinstance(each, _Draft)}
         while region_id in inner:
             region_id += "'"
         draft = _Draft(region_id, line, first.role, [], [{} for _ in range(count)])

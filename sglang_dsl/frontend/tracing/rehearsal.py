@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import CancelledError, GraphError, Origin, SpecError
-from ...ir.evaluation import evaluate, text_of
+from ...ir.evaluation import arm_of, evaluate, same, text_of
 from ...ir.execution import MISSING, Event, Meta, Meter, Outcome, RunSpec, RunSummary, Usage
 from ...ir.graph import Graph
 from ...ir.nodes import (
-    Arm,
     Break,
     Fork,
     Gen,
@@ -267,10 +266,14 @@ class Performance:
         return frame
 
     def _switch(self, switch: Switch, frame: Frame, before: str) -> Outcome:
-        arm = arm_of(switch, evaluate(switch.on, frame.find))
+        value = evaluate(switch.on, frame.find)
+        index = arm_of(switch.arms, value)
+        if index is None:
+            raise GraphError(f"no arm of {switch.id!r} takes {value!r}")
+        arm = switch.arms[index]
         inside = self._inside(arm.graph, frame, before)
-        value = None if arm.result is None else evaluate(arm.result, inside.find)
-        return Outcome(value=value, text=(inside.end or before)[len(before) :])
+        result = None if arm.result is None else evaluate(arm.result, inside.find)
+        return Outcome(value=result, text=(inside.end or before)[len(before) :])
 
     def _loop(self, loop: Loop, frame: Frame, before: str) -> Outcome:
         text, value = before, None
@@ -279,7 +282,7 @@ class Performance:
             value = None if loop.result is None else evaluate(loop.result, inside.find)
             idle = inside.end is None
             text = inside.end or text
-            if idle or (loop.until is not None and evaluate(loop.until, inside.find) == loop.stop_value):
+            if idle or (loop.until is not None and same(evaluate(loop.until, inside.find), loop.stop_value)):
                 break
         return Outcome(value=value, text=text[len(before) :])
 
@@ -289,19 +292,6 @@ class Performance:
             inside = self._inside(node.body, frame, before, {node.item: item})
             values.append(None if node.result is None else evaluate(node.result, inside.find))
         return Outcome(value=values)
-
-
-def arm_of(switch: Switch, value: Any) -> Arm:
-    """The arm that takes a value. Raises GraphError where none does."""
-    rest = None
-    for arm in switch.arms:
-        if arm.values is None:
-            rest = arm
-        elif any(value == v and type(value) is type(v) for v in arm.values):
-            return arm
-    if rest is None:
-        raise GraphError(f"no arm of {switch.id!r} takes {value!r}")
-    return rest
 
 
 def result_schema(function: Callable[..., Any] | None) -> Any:

@@ -18,6 +18,9 @@ class Follower(Protocol):
     name: str
     path: Any  # the walk under way, or None: a Walk, which a Protocol cannot say of what names it back
 
+    def is_clean(self, option: object) -> bool:
+        """Whether no string in it holds a tag or a piece of one."""
+
     def member(self, reference: Reference, shape: Shape) -> Any:
         """The abstract value that stands for a part of another."""
 

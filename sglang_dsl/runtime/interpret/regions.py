@@ -14,10 +14,10 @@ from functools import partial
 from typing import Any
 
 from ...errors import GraphError
-from ...ir.evaluation import evaluate
+from ...ir.evaluation import arm_of, evaluate, same
 from ...ir.execution import Outcome
 from ...ir.graph import Graph
-from ...ir.nodes import Arm, Expression, Input, Loop, Map, Return, Switch, references_in
+from ...ir.nodes import Expression, Input, Loop, Map, Return, Switch, references_in
 from .entry import Entry, Scope
 from .machine import Machine
 from .user_calls import keep_context
@@ -38,7 +38,7 @@ def begin_switch(machine: Machine, entry: Entry) -> None:
     if not isinstance(switch, Switch):
         return
     value = evaluate(switch.on, machine.lookup(entry))
-    index = _arm_of(switch.arms, value)
+    index = arm_of(switch.arms, value)
     if index is None:
         raise GraphError(f"no arm of switch {entry.id!r} takes the value {value!r}", hint="give it a default arm")
     arm = switch.arms[index]
@@ -95,7 +95,7 @@ def _iterate(machine: Machine, entry: Entry, loop: Loop, iteration: int, stands_
     body = Body(machine, entry, loop.body, str(iteration), stands_at)
 
     def ended(value: Any, last: Entry) -> None:
-        stop = loop.until is not None and evaluate(loop.until, body.lookup) == loop.stop_value
+        stop = loop.until is not None and same(evaluate(loop.until, body.lookup), loop.stop_value)
         idle = last is body.door  # a body that appends nothing repeats for nothing
         if stop or idle or iteration + 1 >= loop.limit:
             _finish_region(machine, entry, value, last)
@@ -109,16 +109,6 @@ def _iterate(machine: Machine, entry: Entry, loop: Loop, iteration: int, stands_
 def _finish_region(machine: Machine, entry: Entry, value: Any, last: Entry) -> None:
     machine.place(entry, last.anchor)
     machine.finish(entry, Outcome(value=value))
-
-
-def _arm_of(arms: Iterable[Arm], value: Any) -> int | None:
-    default = None
-    for index, arm in enumerate(arms):
-        if arm.values is None:
-            default = index
-        elif any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in arm.values):
-            return index
-    return default
 
 
 class Body:
