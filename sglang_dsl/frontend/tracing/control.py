@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from inspect import iscoroutine
 from typing import Any, NoReturn
 
