@@ -19,7 +19,7 @@ from ..ir.verify import verify
 from .session import Session
 from .traceable import Traceable
 from .tracer import traced
-from .tracing.decisions import Stop
+from .tracing.decisions import Stop, way_out
 from .tracing.driving import driven, outside_of_loops
 from .tracing.guard import same_random
 from .tracing.rehearsal import Call, Performance, Rehearsal
@@ -54,7 +54,7 @@ def export(
             origin=program.origin,
         )
     graph = first.graph
-    _check_breaks(graph)
+    _check_breaks(graph, program.language)
     check_exportable(graph, registry)
     _check_rules(graph)
     if traced(program, args, kwargs, symbolic=symbols, tags=Tags(13)).graph != graph:
@@ -72,12 +72,12 @@ def export(
 # --- reasons that a trace knows ---------------------------------------------------------------------------------------
 
 
-def _check_breaks(graph: Graph) -> None:
+def _check_breaks(graph: Graph, language: str) -> None:
     for node in _everything(graph):
         if isinstance(node, Break):
             raise ExportError(
                 f"graph {graph.name!r} breaks off: {node.reason}",
-                hint="say it with s.switch, s.loop or s.map, or keep the question inside a tool",
+                hint=way_out(node.reason, language),
                 origin=node.origin,
             )
 

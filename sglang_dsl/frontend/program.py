@@ -61,6 +61,7 @@ class Program(Generic[P, R]):
         self.function = function
         self.name = function.__name__
         self.pure = pure
+        self.language = "native"  # what hints are worded for; "sglang" for a program in SGLang's style
         self.keep_failures = False  # see `Session`
         self.asynchronous = inspect.iscoroutinefunction(function)
         self.origin = origin or Origin(function.__code__.co_filename, function.__code__.co_firstlineno, self.name)

@@ -13,7 +13,7 @@ from .state import State
 class Traceable(Protocol):
     """A program; `program.Program` is one.
 
-    parameters: names after the state, in order. bound: arguments given by `bind`.
+    language: "native", or "sglang" for a program in SGLang's style. parameters: names after the state, in order. bound: arguments given by `bind`.
     """
 
     function: Callable[..., Any]
@@ -21,6 +21,7 @@ class Traceable(Protocol):
     origin: Origin
     sites: Sites
     asynchronous: bool
+    language: str
     parameters: tuple[str, ...]
     bound: dict[str, Any]
 

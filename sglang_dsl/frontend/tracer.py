@@ -67,7 +67,7 @@ def traced(
     tags: Tags | None = None,
 ) -> Traced:
     """Like `trace`, with what the graph does not say."""
-    following = Trace(program.name, program.sites, strict=strict, tags=tags)
+    following = Trace(program.name, program.sites, strict=strict, language=program.language, tags=tags)
     symbols = Symbols(program, args, kwargs, tuple(symbolic))
     return outside_of_loops(_Tracer(program, following, symbols).traced, asynchronous=program.asynchronous)
 
@@ -115,6 +115,7 @@ class _Tracer:
             return
         except Exception as error:
             if self._trace.strict or not path.questioned:
+                _without_tags(error, self._trace)
                 raise
             self._note_failure(path, error)
 
@@ -141,6 +142,19 @@ class _Tracer:
             path.stop(f"the body raised, or met what has no value yet: {what}", origin=_raised_at(error, self._program))
         except Stop:
             return
+
+
+def _without_tags(error: Exception, trace: Trace) -> None:
+    """Make its message readable."""
+    error.args = tuple(_readable(arg, trace) for arg in error.args)
+    for name in ("what", "hint") if isinstance(error, DslError) else ():
+        setattr(error, name, trace.readable(getattr(error, name) or ""))
+
+
+def _readable(value: object, trace: Trace) -> object:
+    shown = value if isinstance(value, str) else repr(value)
+    readable = trace.readable(shown)
+    return value if readable == shown else readable
 
 
 def _raised_at(error: Exception, program: Traceable) -> Origin:

@@ -12,6 +12,7 @@ from .cost import CallCost, GraphCost, cost
 from .execution import Meter, Outcome
 from .graph import Graph
 from .lint import PrefixFinding, lint
+from .nodes import Break, subgraphs
 from .seams import seams
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class Row:
 class Explanation:
     """What `explain` found. `str()` gives it as text; rich shows it with colours.
 
-    actual: the run's own sums (asked, computed, generated), where outcomes were given.
+    actual: the run's own sums (asked, computed, generated), where outcomes were given. incomplete: where tracing stopped and why;
+    what would have come after is not counted.
     """
 
     program: str
@@ -48,6 +50,7 @@ class Explanation:
     notes: tuple[str, ...]
     rows: tuple[Row, ...]
     actual: tuple[int, int, int] | None = None
+    incomplete: tuple[str, ...] = ()
 
     @property
     def shared_tokens(self) -> int:
@@ -77,7 +80,9 @@ class Explanation:
         lines = [Text(line) for line in self._summary()]
         chances = [Text(f"• {finding}") for finding in self.findings]
         notes = [Text(f"! {note}") for note in self.notes]
-        return Group(Text(f"{self.program} on {self.model}", style="bold"), self._table(), *lines, *chances, *notes)
+        missing = [Text(line, style="bold red") for line in self.incomplete]
+        head = Text(f"{self.program} on {self.model}", style="bold")
+        return Group(head, *missing, self._table(), *lines, *chances, *notes)
 
     def _table(self) -> RenderableType:
         from rich.table import Table
@@ -94,12 +99,16 @@ class Explanation:
 
     def _summary(self) -> list[str]:
         c = self.cost
-        saved = f", {1 - c.computed_tokens / c.asked_tokens:.1%} shared" if c.asked_tokens else ""
+        least = ">= " if self.incomplete else ""
+        saved = f", {1 - c.computed_tokens / c.asked_tokens:.1%} shared" if c.asked_tokens and not least else ""
         lines = [
-            f"prompt tokens: {c.asked_tokens:,} asked, {c.computed_tokens:,} to compute{saved}",
-            f"KV at peak:    {c.peak_tokens:,} tokens, {_bytes(c.peak_bytes)}",
-            f"critical path: {_count(len(c.critical_nodes), 'call')}, at most {_count(c.critical_tokens, 'token')} in a row",
+            f"prompt tokens: {least}{c.asked_tokens:,} asked, {least}{c.computed_tokens:,} to compute{saved}",
+            f"KV at peak:    {least}{c.peak_tokens:,} tokens, {least}{_bytes(c.peak_bytes)}",
+            f"critical path: {least}{_count(len(c.critical_nodes), 'call')}, at most {least}{_count(c.critical_tokens, 'token')} "
+            "in a row",
         ]
+        if least:
+            lines.insert(0, f"calls:         {least}{sum(call.times for call in c.calls):,}")
         if self.actual is not None:
             asked, computed, generated = self.actual
             lines.append(
@@ -124,7 +133,20 @@ def explain(graph: Graph, meter: Meter, *, outcomes: Mapping[str, Outcome] | Non
         notes=(*_notes(counted, meter), *seams(graph, meter)),
         rows=tuple(_rows(graph, counted, outcomes or {})),
         actual=_actual(outcomes) if outcomes else None,
+        incomplete=incomplete(graph),
     )
+
+
+def incomplete(graph: Graph) -> tuple[str, ...]:
+    """Where tracing stopped and why, one sentence for each Break; () for a graph that is whole."""
+    found: dict[str, None] = {}
+    for node in graph:
+        if isinstance(node, Break):
+            where = "" if node.origin is None else f" at {node.origin.file}:{node.origin.line}"
+            found[f"incomplete: stopped{where} because {node.reason}"] = None
+        for inner in subgraphs(node):
+            found.update(dict.fromkeys(incomplete(inner)))
+    return tuple(found)
 
 
 def _notes(counted: GraphCost, meter: Meter) -> list[str]:

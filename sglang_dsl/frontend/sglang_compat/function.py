@@ -48,6 +48,7 @@ class SglFunction:
             _adapted(func), sites=Sites(func.__name__, func.__code__), parameters=self.arg_names
         )
         self._program.keep_failures = True
+        self._program.language = "sglang"
 
     def bind(self, **kwargs: Any) -> SglFunction:
         """The program with some arguments given; what a run states itself wins."""

@@ -72,3 +72,20 @@ class Decision:
     def same_question(self, other: Decision) -> bool:
         """Whether `other` asks the same at the same point."""
         return (self.on, self.groups, self.at) == (other.on, other.groups, other.at)
+
+
+def way_out(reason: str, language: str) -> str:
+    """What to write instead of what a trace stopped at, in the language of the program."""
+    if "a trace asks no model" in reason:
+        return (
+            "append to this state what the other program says"
+            if language == "sglang"
+            else "call it on this state: other(s, ...)"
+        )
+    if language == "sglang":
+        return (
+            "ask a select, or a gen with choices= or dtype=bool; @sglang_dsl.program has tools and s.map for the rest"
+        )
+    if reason.startswith(("iteration of", "len() of", "[...] of")) and "an item of a map" not in reason:
+        return "s.map(items, body) for each of a list; or put the question into a tool"
+    return "ask a select, a bool or a Literal; or put the question into a tool (s.call)"

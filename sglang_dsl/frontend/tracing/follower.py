@@ -8,23 +8,27 @@ from typing import Any, NoReturn
 
 from ...errors import TraceError
 from ...ir.evaluation import is_among
-from ...ir.nodes import Reference
+from ...ir.graph import Graph
+from ...ir.nodes import Input, Reference, Switch
 from ..sites import Sites
 from ..values import Abstract, Domain, Unknown, exact, is_abstract
 from .decisions import Group
 from .origins import user_origin
 from .shapes import Finite, Maybe, Opaque, Shape, Text
-from .tags import Tags
+from .tags import Tags, without_tags
 from .walk import Walk
 
 
 class Trace:
     """Follows what a body does with abstract values. Owner: one call of `trace`; `path` is the run that is under way."""
 
-    def __init__(self, name: str, sites: Sites, *, strict: bool, tags: Tags | None = None) -> None:
+    def __init__(
+        self, name: str, sites: Sites, *, strict: bool, language: str = "native", tags: Tags | None = None
+    ) -> None:
         self.name = name
         self.sites = sites
         self.strict = strict
+        self.language = language
         self.tags = tags or Tags()
         self.path: Walk | None = None
         self._numbers: dict[Reference, int] = {}
@@ -159,8 +163,20 @@ class Trace:
         return answer
 
     def _refuse(self, what: str, on: Reference | None) -> NoReturn:
-        source = f"the value of {on.node_id!r}" if on is not None else "a value"
-        self._path().stop(f"{what} of {source}, which does not exist while tracing", on)
+        path = self._path()
+        source = "a value" if on is None else named(path.graph, on)
+        path.stop(f"{what} of {source}, which does not exist while tracing", on)
+
+    def readable(self, text: str) -> str:
+        """A message with names in place of tags."""
+        return without_tags(text, self._name_of)
+
+    def _name_of(self, tag: str) -> str:
+        found = self.tags.find(tag)
+        if found.damage or self.path is None or not isinstance(found.parts[0], int):
+            return "…"
+        reference = self._known[found.parts[0]].reference
+        return "…" if reference is None else f"<{named(self.path.graph, reference)}>"
 
     def _path(self) -> Walk:
         if self.path is None:
@@ -170,6 +186,25 @@ class Trace:
                 origin=user_origin(),
             )
         return self.path
+
+
+def named(graph: Graph, reference: Reference) -> str:
+    """A value by the name that the user gave it."""
+    known = reference.node_id in graph
+    node = graph[reference.node_id] if known else None
+    name = getattr(node, "name", None) or getattr(node, "tool", None)
+    if isinstance(node, Input) and ".item" in node.name:
+        shown = "an item of a map"
+    elif name is not None:
+        shown = f"the value of {name!r}"
+    else:
+        shown = "a value" if node is None else f"the value of a {node.kind} without a name"
+    inner = [
+        str(args[0])
+        for op, *args in ((o.name, *o.args) for o in reference.operations)
+        if op in ("item", "attr") and args
+    ]
+    return f"{'.'.join(inner)!r} in {shown}" if inner and not isinstance(node, Switch) else shown
 
 
 def _answer(question: Callable[[Any], Any], value: Any) -> tuple[Any, Exception | None]:

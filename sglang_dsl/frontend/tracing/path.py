@@ -33,7 +33,7 @@ from ..settings import settled
 from ..sites import Site, Sites
 from ..values import Unknown, exact, is_abstract
 from .control import follow_loop, follow_map, follow_switch
-from .decisions import Chooser, Decision, Group, Stop
+from .decisions import Chooser, Decision, Group, Stop, way_out
 from .origins import user_origin
 from .reading import value_of
 from .shapes import whole
@@ -223,13 +223,11 @@ class Path:
         """End this run with a Break. Raises TraceError in a strict trace."""
         self._go_on()
         where = origin or user_origin()
+        reason = self.trace.readable(reason)
         if self.trace.strict:
             self.broken = Break(id="break", reason=reason)
-            raise TraceError(
-                reason,
-                hint="say it with s.switch, s.loop or s.map, or trace without strict=True to see the rest",
-                origin=where,
-            )
+            hint = f"{way_out(reason, self.trace.language)}; or trace without strict=True to see the rest"
+            raise TraceError(reason, hint=hint, origin=where)
         last = self.nodes[-1].id if self.nodes else None
         self.broken = Break(id="break", context=last, origin=where, reason=reason, on=on)
         self.graph.append(self.broken)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ...errors import Origin
-from ...ir.nodes import Break, Expression, Fork, Operation, Reference, references_in
+from ...ir.nodes import Break, Constant, Expression, Fork, Node, Operation, Reference, Return, references_in
 from .decisions import Decision, Group
 from .items import (
     Item,
@@ -160,12 +160,16 @@ class Meeting:
         filling: list[Expression] = []
         for number, expressions in enumerate(zip(*(holes(item.node) for item in found.values()), strict=True)):
             by_way = dict(zip(found, expressions, strict=True))
-            if all(e == by_way[first] for e in expressions):
+            if all(e == by_way[first] for e in expressions) and not self._is_missed(node, by_way[first]):
                 filling.append(translated_expression(by_way[first], partial(self._seen, way=first)))
             else:
                 filling.append(self._one_of(f"{node.id}.{number}", found[first], by_way))
         common = filled(node, filling) if filling else translated(node, partial(self._seen, way=first))
         self._out.append(found[first]._replace(node=common))
+
+    def _is_missed(self, node: Node, value: Expression) -> bool:
+        """Whether it is what the program returns, and some way breaks off before: then it is said of the others only."""
+        return isinstance(node, Return) and len(self._live) < len(self._paths) and value != Constant(None)
 
     def _one_of(self, key: str, item: Item, by_way: dict[int, Expression]) -> Reference:
         draft = self._region_that_sees(by_way) or self._add(item.line, {}, item)

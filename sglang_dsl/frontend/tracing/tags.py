@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 BEGIN, BETWEEN, NUMBER, END = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
@@ -37,6 +38,8 @@ _CHUNKS = (
 )
 _LETTERS = "bcdfghjkmnpqrtvwxyz"
 _DELIMITERS = re.compile("[\ufdd0-\ufdef]")
+_PIECES = re.compile("[\ufdd0-\ufdef](?:.*[\ufdd0-\ufdef])?", re.DOTALL)
+_ESCAPED = re.compile(r"\\u[fF][dD][dDeE][0-9a-fA-F](?:.*\\u[fF][dD][dDeE][0-9a-fA-F])?", re.DOTALL)
 _ANY = re.compile(f"{BEGIN}.*?{NUMBER}[\ufde0-\ufdef]+{END}", re.DOTALL)
 
 
@@ -84,6 +87,12 @@ class Tags:
         folded = part.casefold()
         nonce = self._nonce.casefold()
         return nonce in folded or nonce[::-1] in folded
+
+
+def without_tags(text: str, name: Callable[[str], str]) -> str:
+    """The text with names for tags (`name` is given an intact one), and nothing for what is left of damaged ones."""
+    shown = _ANY.sub(lambda tag: name(tag[0]), text)
+    return _ESCAPED.sub("…", _PIECES.sub("…", shown))
 
 
 def holds_tag(text: str) -> bool:

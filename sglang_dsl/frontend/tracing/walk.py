@@ -21,6 +21,9 @@ class Follower(Protocol):
     def is_clean(self, option: object) -> bool:
         """Whether no string in it holds a tag or a piece of one."""
 
+    def readable(self, text: str) -> str:
+        """A message with names in place of tags."""
+
     def member(self, reference: Reference, shape: Shape) -> Any:
         """The abstract value that stands for a part of another."""
 
