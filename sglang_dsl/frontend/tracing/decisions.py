@@ -86,6 +86,6 @@ def way_out(reason: str, language: str) -> str:
         return (
             "ask a select, or a gen with choices= or dtype=bool; @sglang_dsl.program has tools and s.map for the rest"
         )
-    if reason.startswith(("iteration of", "len() of", "[...] of")) and "an item of a map" not in reason:
+    if reason.startswith("iteration of") and "an item of a map" not in reason:
         return "s.map(items, body) for each of a list; or put the question into a tool"
     return "ask a select, a bool or a Literal; or put the question into a tool (s.call)"
