@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, get_args, overloa
 
 from ..errors import ConstraintError, DslError, SpecError
 from ..ir.nodes import Reasoning
-from ..ir.specs import ConstraintSpec, SamplingSpec, SelectMethod
+from ..ir.specs import MOST_TOKENS, ConstraintSpec, SamplingSpec, SelectMethod, flag, number, utf8_text, whole
 from .checks import Partly, check_of
 from .expressions import Generation, Mention, Picture, RawText, Selection
 from .outputs import TEXT, Output, output_of
@@ -155,7 +155,7 @@ def gen(
             fields.update(constraint=output.constraint, decode=output.decode)
         if model is not None:
             fields["model"] = model
-        if retries or partial_ok or reasoning or timeout_s is not None or heal:
+        if retries or partial_ok or reasoning is not False or timeout_s is not None or heal:
             fields.update(_rare(retries, partial_ok, reasoning, timeout_s, heal))
         if n is not None:
             _whole("n", n)
@@ -284,17 +284,29 @@ def _output(
 def _rare(
     retries: int, partial_ok: bool, reasoning: Reasoning | bool, timeout_s: float | None, heal: bool
 ) -> dict[str, Any]:
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise SpecError(f"retries={retries!r} is not a whole number from 0", hint="retries=2")
-    if timeout_s is not None and (isinstance(timeout_s, bool) or not timeout_s > 0):
-        raise SpecError(f"timeout_s={timeout_s!r} is not above 0", hint="give seconds, or leave it out")
+    retries = whole("retries", retries, 0)
+    if timeout_s is not None:
+        timeout_s = number("timeout_s", timeout_s, 0, above=True)
     return {
         "retries": retries,
-        "partial_ok": bool(partial_ok),
-        "reasoning": (reasoning if isinstance(reasoning, Reasoning) else Reasoning()) if reasoning else None,
+        "partial_ok": flag("partial_ok", partial_ok),
+        "reasoning": _reasoning(reasoning),
         "timeout_s": timeout_s,
-        "heal": bool(heal),
+        "heal": flag("heal", heal),
     }
+
+
+def _reasoning(reasoning: Reasoning | bool) -> Reasoning | None:
+    if not isinstance(reasoning, Reasoning):
+        return Reasoning() if flag("reasoning", reasoning) else None
+    for name in ("begin", "end"):
+        if not utf8_text(f"reasoning.{name}", getattr(reasoning, name)):
+            raise SpecError(f"reasoning.{name} is empty", hint='Reasoning(begin="<think>", end="</think>")')
+    if reasoning.budget_tokens is not None:
+        whole("reasoning.budget_tokens", reasoning.budget_tokens, 0, MOST_TOKENS)
+    if reasoning.regex is not None:
+        _regex(reasoning.regex)
+    return reasoning
 
 
 def _name(name: str | None) -> str | None:

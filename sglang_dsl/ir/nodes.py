@@ -122,11 +122,15 @@ class Gen(Node):
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A reasoning part in front of the answer: text between `begin` and `end`, at most `budget_tokens` long."""
+    """A reasoning part in front of the answer: text between `begin` and `end`.
+
+    budget_tokens: most tokens of it; it counts towards the call's `max_tokens`. regex: what the thoughts have to match.
+    """
 
     begin: str = "<think>"
     end: str = "</think>"
     budget_tokens: int | None = None
+    regex: str | None = None
 
 
 @quick_init

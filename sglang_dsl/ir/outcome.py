@@ -52,6 +52,8 @@ class Meta:
     token_scores: tuple[TokenScore, ...] = ()
     choices: tuple[ChoiceScore, ...] = ()
     reasoning: str = ""
+    reasoning_tokens: int = 0  # of `generated_tokens`; the end marker is among them
+    reasoning_cut: bool = False  # the thoughts were ended by their budget, not by the model
     attempts: int = 1
     seed: int | None = None
     model: str = ""

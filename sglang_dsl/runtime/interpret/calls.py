@@ -10,8 +10,8 @@ from typing import Any
 from ...errors import CancelledError, DslError, InvalidValueError, RunError, SpecError
 from ...ir.evaluation import evaluate, text_of
 from ...ir.execution import Event, Meta, Outcome
-from ...ir.nodes import Gen, Reasoning, Reference, Select
-from ...ir.specs import SamplingSpec
+from ...ir.nodes import Gen, Reasoning, Reference, RoleBegin, Select, Text
+from ...ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec
 from ..schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequest, ScoreResult
 from .answer import checked_at_once, judged, prepare, value_of
 from .choose import best, distinct, scored
@@ -25,6 +25,9 @@ from .seeds import node_seed, own_seed
 from .user_calls import UserCalls, keep_context
 from .user_code import Answer
 
+THINKING = Reasoning()  # the markers of templates that open a block of thoughts themselves
+KEPT_PART = 4  # of `max_tokens`, a quarter is kept for the answer after thoughts that do not end
+
 
 def check_gen(machine: Machine, entry: Entry) -> None:
     """What the border can see of a gen: alias, constraint, validator, and a prompt that is too long already.
@@ -37,6 +40,7 @@ def check_gen(machine: Machine, entry: Entry) -> None:
         return
     model = model_of(machine, gen)
     model.audit(gen.constraint)
+    model.audit(_constraint_of(gen.reasoning))
     prepare(gen.constraint)
     check_heal(gen)
     if gen.validator is not None and gen.validator not in machine.registry:
@@ -80,6 +84,11 @@ def begin_select(machine: Machine, entry: Entry) -> None:
         SelectCall(machine, entry, entry.node).begin()
 
 
+def _constraint_of(reasoning: Reasoning | None) -> ConstraintSpec | None:
+    """What thoughts have to match, if anything."""
+    return None if reasoning is None or reasoning.regex is None else ConstraintSpec(kind="regex", text=reasoning.regex)
+
+
 class _Call:
     """What gens and selects share. Owner: the run's Machine, under the run's lock."""
 
@@ -90,8 +99,25 @@ class _Call:
         self.target = self.model.target
         self.prompt: Prompt = self.model.seam_after(entry.context.anchor if entry.context else None)
         self.prompt_ids = self.model.prompter.call_ids(self.prompt)
+        closes = getattr(node, "reasoning", None) is None and self.template_opens_thinking(THINKING.begin)
+        # ids that end a block of thoughts which the template has opened, for a call that does not think
+        self.unthinking = self.model.prompter.marker_ids(f"\n{THINKING.end}\n\n") if closes else ()
+        anchor = entry.context.anchor if entry.context else None
+        self.prompt_tail = anchor.pieces if anchor is not None and isinstance(anchor.node, Text) else ()
         self.admitted = False
         self.asked_s = machine.now()
+
+    def template_opens_thinking(self, begin: str) -> bool:
+        """Whether the turn that was opened just before this call begins with a block of thoughts: some templates open it."""
+        anchor = self.entry.context.anchor if self.entry.context else None
+        if anchor is None or not isinstance(anchor.node, RoleBegin) or anchor.outcome is None:
+            return False
+        return anchor.outcome.text.rstrip().endswith(begin)
+
+    def opens_thinking(self, begin: str) -> bool:
+        """The same, or whether the program's own text ends with the marker."""
+        written = "".join(piece.text for piece in self.prompt_tail)
+        return self.template_opens_thinking(begin) or written.rstrip().endswith(begin)
 
     def label(self, *, sample: int = 0, attempt: int = 0) -> Label:
         """Who asks."""
@@ -131,18 +157,22 @@ class GenCall(_Call):
         super().__init__(machine, entry, gen)
         self.gen = gen
         self.attempt = 0
+        self.opened = gen.reasoning is not None and self.opens_thinking(gen.reasoning.begin)
         self.lead: tuple[int, ...] = ()  # ids between the prompt and the answer
         self.reasoning = ""
+        self.reasoning_cut = False
         self.reasoning_tokens = 0
         self.in_answer = False
         self.seed = 0
-        self.healed = None if gen.reasoning else healed(gen, self.prompt_ids, self.target.text.tokenizer)
+        self.healed = (
+            None if gen.reasoning or self.unthinking else healed(gen, self.prompt_ids, self.target.text.tokenizer)
+        )
         self.unsaid = ""  # of a healed token: text that comes again and is not the output's
 
     def begin(self) -> None:
         """Send the first request of an attempt."""
         self.asked_s = self.machine.now()
-        self.lead, self.reasoning, self.reasoning_tokens = (), "", 0
+        self.lead, self.reasoning, self.reasoning_tokens, self.reasoning_cut = self.unthinking, "", 0, False
         self.seed = self._derived_seed()
         if self.gen.reasoning is None:
             self._ask_answer()
@@ -156,31 +186,58 @@ class GenCall(_Call):
         return node_seed(self.machine.seed, self.entry.id, self.gen.sample, self.attempt)
 
     def _ask_reasoning(self, reasoning: Reasoning) -> None:
-        self.lead = self.model.prompter.marker_ids(reasoning.begin)
-        sampling = replace(
-            self.gen.sampling,
-            max_tokens=reasoning.budget_tokens or self.gen.sampling.max_tokens,
+        """Think first. What thinking and answer may generate together is `max_tokens`; a part of it is kept for the answer."""
+        prompter, sampling = self.model.prompter, self.gen.sampling
+        self.lead = () if self.opened else prompter.marker_ids(reasoning.begin)
+        most = self._most_tokens(reasoning) - max(1, sampling.min_tokens, self._most_tokens(reasoning) // KEPT_PART)
+        if reasoning.budget_tokens is not None:
+            most = min(most, reasoning.budget_tokens)
+        if most < 1:
+            self.reasoning_cut = True
+            self.lead += prompter.marker_ids(reasoning.end)
+            self._ask_answer()
+            return
+        end_ids = prompter.marker_ids(reasoning.end)
+        thinking = replace(
+            sampling,
+            max_tokens=most,
             min_tokens=0,
             stop=(reasoning.end,),
+            stop_token_ids=end_ids if len(end_ids) == 1 else (),  # an end marker that is a token without a text
             stop_regex=(),
             include_stop=False,
+            ignore_eos=False,
+            logprobs=None,
         )
-        self._send(sampling, constrained=False, done=partial(self._reasoned, reasoning))
+        self._send(thinking, answers=False, done=partial(self._reasoned, reasoning))
+
+    def _most_tokens(self, reasoning: Reasoning) -> int:
+        """What thinking and answer may generate together."""
+        given = self.gen.sampling.max_tokens
+        if given is not None:
+            return given
+        markers = sum(len(self.model.prompter.marker_ids(marker)) for marker in (reasoning.begin, reasoning.end))
+        room = self.target.info.context_tokens - len(self.prompt_ids) - markers
+        return max(1, min(DEFAULT_MAX_TOKENS + (reasoning.budget_tokens or 0), room))
 
     def _reasoned(self, reasoning: Reasoning, result: GenerateResult) -> None:
         end = self.model.prompter.marker_ids(reasoning.end)
         tail = self.model.prompter.encode(result.tail_text) if result.tail_text else ()
         self.lead = (*self.lead, *result.token_ids, *tail, *end)
         self.reasoning, self.reasoning_tokens = result.text, result.generated_tokens
+        self.reasoning_cut = result.finish_reason == "length"
         self._ask_answer()
 
     def _ask_answer(self) -> None:
-        self._send(self.gen.sampling, constrained=True, done=self._answered)
+        sampling, reasoning = self.gen.sampling, self.gen.reasoning
+        if reasoning is not None:
+            sampling = replace(sampling, max_tokens=max(1, self._most_tokens(reasoning) - self.reasoning_tokens))
+        self._send(sampling, answers=True, done=self._answered)
 
-    def _send(self, sampling: SamplingSpec, *, constrained: bool, done: Callable[[GenerateResult], None]) -> None:
-        self.in_answer = constrained
+    def _send(self, sampling: SamplingSpec, *, answers: bool, done: Callable[[GenerateResult], None]) -> None:
+        self.in_answer = answers
         prompt_ids = self.prompt_ids.then(self.lead)
-        constraint = self.gen.constraint if constrained else None
+        constraint = self.gen.constraint if answers else _constraint_of(self.gen.reasoning)
         if self.healed is not None:
             prompt_ids, constraint, self.unsaid = self.healed.prompt_ids, self.healed.constraint, self.healed.text
         sampling = sampling.fitting(len(prompt_ids), self.target.info.context_tokens)
@@ -189,7 +246,7 @@ class GenCall(_Call):
         deadline_s = self.deadline_s(self.gen.timeout_s)
         options = self.machine.spec.options
         request = GenerateRequest(
-            request_id=f"{self.machine.run_id}/{self.entry.id}/{self.attempt}{'' if constrained else '/reasoning'}",
+            request_id=f"{self.machine.run_id}/{self.entry.id}/{self.attempt}{'' if answers else '/reasoning'}",
             prompt_ids=prompt_ids,
             sampling=replace(sampling, seed=self.seed),
             constraint=constraint,
@@ -272,6 +329,8 @@ class GenCall(_Call):
             generated_tokens=result.generated_tokens + self.reasoning_tokens,
             token_scores=result.token_scores,
             reasoning=self.reasoning,
+            reasoning_tokens=self.reasoning_tokens,
+            reasoning_cut=self.reasoning_cut,
             attempts=self.attempt + 1,
             seed=self.seed,
             model=self.target.info.model,
@@ -288,6 +347,7 @@ class SelectCall(_Call):
 
     def __init__(self, machine: Machine, entry: Entry, select: Select) -> None:
         super().__init__(machine, entry, select)
+        self.prompt_ids = self.prompt_ids.then(self.unthinking)
         self.select = select
         lookup = machine.lookup(entry)
         texts = [text_of(evaluate(c, lookup)) if isinstance(c, Reference) else c for c in select.choices]
@@ -338,5 +398,5 @@ class SelectCall(_Call):
 
     def _choose(self, index: int, meta: Meta) -> None:
         text = self.choices[index]
-        self.entry.produced = Produced(self.target, self.ids[index], text)
+        self.entry.produced = Produced(self.target, self.unthinking + tuple(self.ids[index]), text)
         self.machine.finish(self.entry, Outcome(value=text, text=text, meta=meta))
