@@ -299,9 +299,9 @@ def _rare(
 def _reasoning(reasoning: Reasoning | bool) -> Reasoning | None:
     if not isinstance(reasoning, Reasoning):
         return Reasoning() if flag("reasoning", reasoning) else None
-    for name in ("begin", "end"):
-        if not utf8_text(f"reasoning.{name}", getattr(reasoning, name)):
-            raise SpecError(f"reasoning.{name} is empty", hint='Reasoning(begin="<think>", end="</think>")')
+    utf8_text("reasoning.begin", reasoning.begin)  # empty: the model opens the block itself
+    if not utf8_text("reasoning.end", reasoning.end):
+        raise SpecError("reasoning.end is empty", hint='Reasoning(begin="<think>", end="</think>")')
     if reasoning.budget_tokens is not None:
         whole("reasoning.budget_tokens", reasoning.budget_tokens, 0, MOST_TOKENS)
     if reasoning.regex is not None:

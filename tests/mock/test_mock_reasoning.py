@@ -134,7 +134,7 @@ def test_thoughts_are_in_no_text_message_or_stream_but_in_the_record():
 
 @pytest.mark.parametrize(
     "reasoning",
-    ["yes", 1, None, Reasoning(begin=""), Reasoning(end=""), Reasoning(budget_tokens=-1), Reasoning(budget_tokens=True),
+    ["yes", 1, None, Reasoning(end=""), Reasoning(budget_tokens=-1), Reasoning(budget_tokens=True),
      Reasoning(end="\ud800"), Reasoning(regex="("), Reasoning(begin=5)],
 )  # fmt: skip
 def test_thoughts_of_no_sense_are_refused_where_they_are_asked_for(reasoning):
