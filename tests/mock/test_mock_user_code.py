@@ -13,10 +13,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, field_serializer, field_validator
 
 from sglang_dsl import RunOptions, State, gen, program, select, tool, use
 from sglang_dsl.errors import DeadlineError, JoinError, ProgramError, RunError, ToolError
@@ -194,6 +194,53 @@ def test_async_program_whose_body_raises_a_stray_cancellation_ends(backend: Mock
     for i in (1, 2):
         ended = p.start(i, options=options(backend)).result(LIMIT_S, raising=False)
         assert isinstance(ended.error, asyncio.CancelledError)
+    assert_well(backend)
+
+
+class Shown(BaseModel):
+    """An object whose JSON is made by user code."""
+
+    fault: str
+    seen: ClassVar[list[tuple[str, str]]] = []
+
+    @field_serializer("fault")
+    def show(self, fault: str) -> str:
+        Shown.seen.append((threading.current_thread().name, cv.get()))
+        if fault:
+            FAULTS[fault]()
+        return "fine"
+
+
+@tool
+def shown(fault: str, after: str) -> Shown:
+    return Shown(fault=fault)
+
+
+@pytest.mark.parametrize("fault", ["", *FAULTS])
+def test_how_an_object_reads_is_asked_off_the_engines_thread_and_its_fault_is_the_texts(
+    backend: MockExecutor, fault: str
+) -> None:
+    @program
+    def p(s: State):
+        branches = s.fork(2)
+        branches[0] += gen("a")
+        found = branches[0].call(shown, fault, branches[0].ref("a"))
+        branches[1] += gen("b")
+        cv.set("statement")
+        branches[1] += found
+        branches[1] += gen("c")
+        cv.set("after")
+        return branches[1]["c"]
+
+    Shown.seen.clear()
+    token = cv.set("caller")
+    result = p.start(options=options(backend)).result(LIMIT_S, raising=False)
+    cv.reset(token)
+    assert Shown.seen
+    assert not [thread for thread, _ in Shown.seen if "engine" in thread]
+    assert (result.error is None) is (fault == "")
+    if not fault:
+        assert {seen for _, seen in Shown.seen} == {"statement"}
     assert_well(backend)
 
 

@@ -23,10 +23,11 @@ from .calls import begin_gen, begin_select, check_gen, check_select
 from .machine import Kinds
 from .regions import begin_loop, begin_map, begin_switch, check_region
 from .tools import begin_tool, check_tool
-from .words import begin_input, begin_return, begin_role, begin_text, check_input, check_role, refuse_break
+from .words import begin_input, begin_return, begin_role, begin_text, check_input, check_role, check_text, refuse_break
 
 KINDS = Kinds(
     check={
+        Text: check_text,
         RoleBegin: check_role,
         Gen: check_gen,
         Select: check_select,

@@ -2,24 +2,69 @@
 
 from __future__ import annotations
 
-from ...errors import GraphError, RoleError
-from ...ir.evaluation import evaluate
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from ...errors import DslError, GraphError, RoleError, RunError
+from ...ir.evaluation import Lookup, evaluate
 from ...ir.execution import Outcome
-from ...ir.nodes import Break, Input, Return, RoleBegin, RoleEnd, Text, is_role_word
+from ...ir.nodes import Break, Input, Reference, Return, RoleBegin, RoleEnd, Text, is_role_word
 from ...ir.specs import shown
 from ...ir.structure import misfit
+from ..text.protocol import TextPiece
 from .entry import Entry
 from .express import say
 from .machine import Machine
+from .user_calls import UserCalls, keep_context
+from .user_code import Answer
+
+
+def check_text(machine: Machine, entry: Entry) -> None:
+    """A text that mentions values may have to ask objects of the program how they read."""
+    if isinstance(entry.node, Text) and any(type(piece) is Reference for piece in entry.node.pieces):
+        keep_context(entry)
 
 
 def begin_text(machine: Machine, entry: Entry) -> None:
-    """Everything it mentions is known."""
-    if isinstance(entry.node, Text):
-        lookup = machine.lookup(entry)
-        entry.pieces = tuple(say(piece, lookup) for piece in entry.node.pieces)
-        text = "".join(piece.text for piece in entry.pieces)
-        machine.finish(entry, Outcome(value=text, text=text))
+    """Everything it mentions is known. How an object reads is user code (a serializer), so that is called like all of it."""
+    text = entry.node
+    if not isinstance(text, Text):
+        return
+    lookup = machine.lookup(entry)
+    if all(_is_data(lookup(piece.node_id)) for piece in text.pieces if type(piece) is Reference):
+        _finish_text(machine, entry, _said(text, lookup))
+        return
+
+    def answered(answers: Sequence[Answer]) -> None:
+        pieces, error, said = answers[0]
+        if isinstance(error, DslError):
+            raise error
+        if error is not None:
+            raise RunError(f"what the text mentions cannot be written as JSON: it raised {said}") from error
+        _finish_text(machine, entry, pieces)
+
+    UserCalls(machine, entry, [partial(_said, text, lookup)], answered, what=f"the text {entry.id!r}").begin()
+
+
+def _said(text: Text, lookup: Lookup) -> tuple[TextPiece, ...]:
+    return tuple(say(piece, lookup) for piece in text.pieces)
+
+
+def _finish_text(machine: Machine, entry: Entry, pieces: tuple[TextPiece, ...]) -> None:
+    entry.pieces = pieces
+    text = "".join(piece.text for piece in pieces)
+    machine.finish(entry, Outcome(value=text, text=text))
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is plain JSON data, so that nothing of the program's own is asked to show it."""
+    kind = type(value)
+    if kind is list:
+        return all(map(_is_data, value))
+    if kind is dict:
+        return all(type(key) is str and _is_data(item) for key, item in value.items())
+    return kind in (str, int, float, bool, type(None))
 
 
 def check_role(machine: Machine, entry: Entry) -> None:
