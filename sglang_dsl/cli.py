@@ -364,7 +364,12 @@ def _top() -> AbstractContextManager[None]:
 
 
 def _trace(target: str, arg: Sequence[str], symbolic: Sequence[str], form: str, out: Path | None) -> int:
-    text = _written(_traced(_program(target), arg, symbolic), form)
+    from .ir.explain import incomplete
+
+    graph = _traced(_program(target), arg, symbolic)
+    text = _written(graph, form)
+    for line in incomplete(graph):
+        print(line, file=sys.stderr)
     if out is None:
         _write_plainly()
         print(text)

@@ -59,11 +59,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """How a run ended: its usage, the seed it used or drew, and the first failure if any."""
+    """How a run ended: its usage, the seed it used or drew, the first failure if any, and the text at the end of its own path
+    (not of its branches), turn markers included.
+    """
 
     usage: Usage
     seed: int
     error: BaseException | None = None
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,7 +343,8 @@ def check_models_allowed(what: str) -> None:
 
 
 def execute(graph: Graph, executor: Executor, spec: RunSpec | None = None) -> Run:
-    """Run a finished graph without its Python source: `extend` of all nodes, then `seal`.
+    """Run a finished graph without its Python source: `extend` of all nodes, then `seal`. `run.seal().result()` waits for the end
+    and has the text, `run.value("return")` what the program returns.
 
     Arguments for Input nodes come from `spec.arguments` by name.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -327,3 +328,39 @@ def test_arm_for_a_float_is_taken_alike_by_body_and_graph(says) -> None:
             execute(graph, backend, RunSpec(program="p", options=RunOptions(backend=backend))).seal().result(30)
         calls.append(sorted(call.name or "" for call in backend.calls()))
     assert calls[0] == calls[1] == sorted(["n", "five" if float(says) == 5 else "oth"])
+
+
+@pytest.mark.parametrize("name", sorted(set(CASES) - STOPPED - {"switch_float_lit"}))
+def test_executing_a_graph_gives_the_text_of_the_body(name) -> None:
+    def says(call: Any) -> str:
+        number = zlib.crc32(call.prompt.encode())
+        if call.choices:
+            return str(call.choices[number % len(call.choices)])
+        kind = "" if call.constraint is None else call.constraint.kind
+        return {"": f"t{number % 7}", "json_schema": '["u", "v"]', "regex": "5", "choices": "true"}[kind]
+
+    body = CASES[name].run(options=RunOptions(backend=mock(says)))
+    backend = mock(says)
+    run = execute(CASES[name].export(), backend, RunSpec(program="p", options=RunOptions(backend=backend)))
+    assert run.seal().result(30).text == body.text
+
+
+def test_text_of_a_switch_and_of_a_loop() -> None:
+    @program
+    def p(s: State):
+        s += "Q" + select("k", ["a", "b"])
+        if s["k"] == "a":
+            s += "A" + gen("x")
+
+        def body(b: State) -> None:
+            b += "." + gen("y")
+
+        s.loop(body, limit=2)
+
+    graph = p.export()
+    backend = mock({"k": ["a"], "x": ["X"], "y": ["1", "2"]})
+    run = execute(graph, backend, RunSpec(program="p", options=RunOptions(backend=backend)))
+    assert run.seal().result(30).text == "QaAX.1.2"
+    texts = {node.kind: run.value(node.id).result().text for node in graph}
+    assert texts["switch"] == "AX"
+    assert texts["loop"] == ".1.2"

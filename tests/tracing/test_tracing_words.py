@@ -173,3 +173,17 @@ def test_what_one_arm_returns_is_not_said_of_the_arm_that_broke() -> None:
     broken, other_arm = shown.split('case "b"')
     assert "break" in broken
     assert '"nothing"' in other_arm
+
+
+def test_command_line_says_that_a_trace_is_incomplete(tmp_path, capsys) -> None:
+    from sglang_dsl.cli import main
+
+    file = tmp_path / "asks.py"
+    file.write_text(
+        "from sglang_dsl import gen, program\n\n\n@program\ndef p(s):\n    s += gen('answer')\n"
+        "    if len(s['answer']) > 3:\n        s += 'long'\n"
+    )
+    main(["trace", f"{file}:p"])
+    written = capsys.readouterr()
+    assert f"incomplete: stopped at {file}:7 because len() of the value of 'answer'" in written.err
+    assert "break" in written.out

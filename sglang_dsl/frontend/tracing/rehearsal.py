@@ -143,7 +143,7 @@ class Performance:
     def seal(self) -> Future[RunSummary]:
         """The end."""
         ended: Future[RunSummary] = Future()
-        ended.set_result(RunSummary(usage=Usage(calls=len(self.calls)), seed=self.seed))
+        ended.set_result(RunSummary(usage=Usage(calls=len(self.calls)), seed=self.seed, text=self.root.end or ""))
         return ended
 
     def record(self) -> RunRecord:

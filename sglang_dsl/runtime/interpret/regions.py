@@ -43,13 +43,13 @@ def begin_switch(machine: Machine, entry: Entry) -> None:
         raise GraphError(f"no arm of switch {entry.id!r} takes the value {value!r}", hint="give it a default arm")
     arm = switch.arms[index]
     body = Body(machine, entry, arm.graph, str(index), entry.context)
-    body.run(arm.result, partial(_finish_region, machine, entry))
+    body.run(arm.result, lambda value, last: _finish_region(machine, entry, value, last, body.text(last)))
 
 
 def begin_loop(machine: Machine, entry: Entry) -> None:
     """Run the first iteration."""
     if isinstance(entry.node, Loop):
-        _iterate(machine, entry, entry.node, 0, entry.context)
+        _iterate(machine, entry, entry.node, 0, entry.context, "")
 
 
 def begin_map(machine: Machine, entry: Entry) -> None:
@@ -91,24 +91,26 @@ def _lease_for_items(machine: Machine, entry: Entry, size: int) -> None:
         machine.leases.take(entry, model.target, model.namespace, prompt.ids, size)
 
 
-def _iterate(machine: Machine, entry: Entry, loop: Loop, iteration: int, stands_at: Entry | None) -> None:
+def _iterate(machine: Machine, entry: Entry, loop: Loop, iteration: int, stands_at: Entry | None, before: str) -> None:
+    """One more iteration. `before`: the text of those before."""
     body = Body(machine, entry, loop.body, str(iteration), stands_at)
 
     def ended(value: Any, last: Entry) -> None:
         stop = loop.until is not None and same(evaluate(loop.until, body.lookup), loop.stop_value)
         idle = last is body.door  # a body that appends nothing repeats for nothing
+        text = before + body.text(last)
         if stop or idle or iteration + 1 >= loop.limit:
-            _finish_region(machine, entry, value, last)
+            _finish_region(machine, entry, value, last, text)
         else:
-            _iterate(machine, entry, loop, iteration + 1, last)
+            _iterate(machine, entry, loop, iteration + 1, last, text)
 
     until = () if loop.until is None else (loop.until,)
     body.run(loop.result, ended, also=until)
 
 
-def _finish_region(machine: Machine, entry: Entry, value: Any, last: Entry) -> None:
+def _finish_region(machine: Machine, entry: Entry, value: Any, last: Entry, text: str) -> None:
     machine.place(entry, last.anchor)
-    machine.finish(entry, Outcome(value=value))
+    machine.finish(entry, Outcome(value=value, text=text))
 
 
 class Body:
@@ -121,6 +123,10 @@ class Body:
         self.scope = Scope(f"{region.id}/{label}/", region.scope, region)
         self.door = Entry.door(region, self.scope)
         self.door.anchor = region if isinstance(region.node, Map) else stands_at.anchor if stands_at else None
+
+    def text(self, last: Entry) -> str:
+        """The text from where it starts to `last`, which has ended."""
+        return text_up_to(last, self.door)
 
     def lookup(self, node_id: str) -> Any:
         """The value of a node, seen from inside."""
@@ -137,7 +143,7 @@ class Body:
         The region fails with the first of these that fails, once all of them have ended.
         """
         entries = self._machine.take(self._graph, self.scope, self.door)
-        last = _last_of(entries) or self.door
+        last = last_of(entries) or self.door
         mentioned = [self.scope.find(r.node_id) for e in (result, *also) for r in references_in(e)]
         sources = list(dict.fromkeys((last, *mentioned)))
         awaited = {source for source in sources if not source.ended}
@@ -159,7 +165,16 @@ class Body:
             all_ended()
 
 
-def _last_of(entries: Iterable[Entry]) -> Entry | None:
+def text_up_to(last: Entry | None, door: Entry | None = None) -> str:
+    """The text of a context path down to `last`, from behind `door` or from its beginning; without what has failed."""
+    texts: list[str] = []
+    while last is not None and last is not door:
+        texts.append(last.outcome.text if last.outcome is not None else "")
+        last = last.context
+    return "".join(reversed(texts))
+
+
+def last_of(entries: Iterable[Entry]) -> Entry | None:
     """Where a sub-graph's own state ends: its last node outside all branches of its forks."""
     branched: set[Entry] = set()
     last = None

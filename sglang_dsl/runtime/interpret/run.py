@@ -15,6 +15,7 @@ from .kinds import KINDS
 from .leaving import record_of
 from .machine import Machine
 from .model import Model
+from .regions import last_of, text_up_to
 from .target import Target
 from .user_code import give_way
 
@@ -129,7 +130,13 @@ class InterpretedRun:
     def _finish(self) -> None:
         """The last entry of a sealed run has ended."""
         machine = self._machine
-        summary = RunSummary(usage=machine.tally.usage(machine.now()), seed=machine.seed, error=machine.error)
+        own = [entry for entry in machine.entries.values() if entry.scope.outer is None]
+        summary = RunSummary(
+            usage=machine.tally.usage(machine.now()),
+            seed=machine.seed,
+            error=machine.error,
+            text=text_up_to(last_of(own)),
+        )
         machine.post(lambda: self._summary.set_result(summary))
         machine.emit(Event(kind="run_finished", error=machine.error, at_s=machine.now()))
 
