@@ -38,12 +38,12 @@ WIDTH = 120
 
 
 def draw_terminal(account: Account, fold: int | None) -> str:
-    """The tree as plain text, `WIDTH` columns wide."""
+    """The tree as plain text, `WIDTH` columns wide; where something failed wider, so that its error can be read."""
     from rich.console import Console
 
     console = Console(
         file=io.StringIO(),
-        width=WIDTH,
+        width=WIDTH * (4 if account.errors else 1),
         color_system=None,
         force_terminal=False,
         force_jupyter=False,
