@@ -38,6 +38,8 @@ from ..nodes import (
 from ..operations import describe
 
 LABEL_CHARACTERS = 60
+BREAK_CHARACTERS = LABEL_CHARACTERS - len("break: ")
+REASON_CHARACTERS = 240
 
 
 def shorten(text: str, limit: int = LABEL_CHARACTERS) -> str:
@@ -120,6 +122,8 @@ def notes(node: Node) -> Iterator[str]:
             yield "assumed"
         case Tool(pure=True):
             yield "pure"
+        case Break(reason=reason) if len(reason) > BREAK_CHARACTERS:
+            yield shorten(reason, REASON_CHARACTERS)  # the title has room for its beginning and end only
     if isinstance(node, Gen | Select) and node.model is not None:
         yield f"model {node.model}"
 

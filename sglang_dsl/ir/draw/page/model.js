@@ -156,6 +156,7 @@ const around = nodes.map(() => []);
   else {
     fans.push(block);
     around[block.node] = outer;
+    if (!outer.length && !followers[block.node].length) block.aside = false; // nothing runs on past its branches
     block.columns.forEach((column, place) => walk(column.body, [...outer, { fan: block, place }]));
   }
 })(root, []);

@@ -161,7 +161,7 @@ function write(text, x, y, font, color, align = "left") {
 // Where cards are too small for their text, one line of each stays readable: drawn at the size of the screen.
 function writeSmall(text, x, y, w, color) {
   const room = w * view.scale - 6;
-  if (view.scale >= TEXT_FROM || room < 34) return;
+  if (view.scale >= TEXT_FROM || room < 20) return;
   const size = 11 / view.scale;
   brush.font = `600 ${size}px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif`;
   brush.fillStyle = color;
