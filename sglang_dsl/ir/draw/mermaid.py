@@ -19,7 +19,7 @@ from .status import STRUCK_OUT, Account
 MAX_EDGES = 500
 MAX_CHARACTERS = 50_000
 SMALL_FORK = 3
-ENDS = (60, 30, 12, 6)  # nodes at each end of a line, in the order in which they are tried
+ENDS = (240, 120, 60, 30, 12, 6)  # nodes at each end of a line, in the order in which they are tried
 
 SAFE_PUNCTUATION = " .,:-_/!?'=+*@~^"
 SHAPES: Mapping[str, tuple[str, str]] = {

@@ -36,8 +36,8 @@ class Box:
     @property
     def rows(self) -> list[str]:
         """What stands on it, line by line."""
-        facts = [self.counts, *self.status.facts] if self.counts else [*self.notes, *self.status.facts]
-        return [self.title, *filter(None, (" · ".join(filter(None, facts)), self.value, self.status.note))]
+        asked = self.counts or " · ".join(self.notes)
+        return [self.title, *filter(None, (asked, *self.status.facts, self.value, self.status.note))]
 
 
 @dataclass(frozen=True, slots=True)
