@@ -24,7 +24,7 @@ def ask(s):
     with s.assistant():
         s += dsl.gen("metal", max_tokens=8, temperature=0)
 
-print(ask.run(backend="local:smollm2")["metal"])
+print(ask.run(options=dsl.RunOptions(backend="local:smollm2")).text)
 """
 
 

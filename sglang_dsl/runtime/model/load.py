@@ -18,6 +18,7 @@ from .context import context_tokens, refuse_unknown, thresholds
 from .folder import read_folder, shown
 from .gguf_file import GgufFile
 from .invariant import TiledModel
+from .keep import Keep
 from .options import DEFAULT_KV_BYTES, ModelOptions
 from .pools import KvPool, LayerShape
 from .rotary import PackedPositions
@@ -49,8 +50,8 @@ class LoadedModel:
         return f"{str(self.dtype).removeprefix('torch.')}/slots-heads-size"
 
 
-def load_model(path: Path, options: ModelOptions, *, fingerprint: str) -> LoadedModel:
-    """Load a `.gguf` file or a Hugging Face folder.
+def load_model(path: Path, options: ModelOptions, *, fingerprint: str, keep: bool = False) -> LoadedModel:
+    """Load a `.gguf` file or a Hugging Face folder. keep: leave for the next process what need not be done again (`Keep`).
 
     Raises:
         ModelLoadError: damaged, unknown or unsupported; SelfCheckError: it would compute something else than it should.
@@ -60,9 +61,12 @@ def load_model(path: Path, options: ModelOptions, *, fingerprint: str) -> Loaded
     with named_errors(path):
         device = choose_device(options.device)
         dtype = choose_dtype(options, device)
-        model = read_model(path, dtype)
+        facts = f"{options} {device} {torch.get_num_threads() if options.batch_invariant else ''}"
+        kept = Keep(fingerprint, facts) if keep else None
+        weights = Keep(fingerprint, str(dtype)) if keep else None
+        model = read_model(path, dtype, weights)
         placed: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
-        return serve(placed, options, fingerprint=fingerprint)
+        return serve(placed, options, fingerprint=fingerprint, keep=kept)
 
 
 @contextmanager
@@ -87,17 +91,17 @@ def named_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def read_model(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+def read_model(path: Path, dtype: torch.dtype, keep: Keep | None = None) -> PreTrainedModel:
     """The transformers model itself, as it is used anywhere else; what this engine is compared with.
 
     Raises:
         ModelLoadError: damaged, unknown or unsupported.
     """
     with named_errors(path):
-        return read_folder(path, dtype) if path.is_dir() else _read_gguf(path, dtype)
+        return read_folder(path, dtype) if path.is_dir() else _read_gguf(path, dtype, keep)
 
 
-def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str) -> LoadedModel:
+def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str, keep: Keep | None = None) -> LoadedModel:
     """Make a transformers model compute steps. It is changed (linears packed, attention bound) and must not be used again.
 
     Raises:
@@ -111,7 +115,12 @@ def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str) ->
     refuse_unknown(model.config, type(model).__name__)
     most_tokens = context_tokens(model, options.context_tokens)
     positions = PackedPositions(model, most_tokens)
-    made, spared, groups, measured = _checked(model, positions, options, page_size, most_tokens)
+    known = keep.checked() if keep is not None and options.self_check else None
+    if known is None:
+        made, spared, groups, measured = _checked(model, positions, options, page_size, most_tokens)
+    else:
+        made, spared = _probed(model, positions, page_size)
+        groups, measured = [], known
     if options.batch_invariant and made.softcapped:
         raise ModelLoadError(
             f"{type(model).__name__} caps its attention scores softly, which has no batch-invariant path",
@@ -123,8 +132,10 @@ def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str) ->
         check.verify_all(made, make, groups, dtype=dtype)
     num_pages = _pages(made.shapes, options, page_size, dtype, device)
     pool = KvPool(made.shapes, num_pages, page_size, dtype=dtype, device=device)
-    if options.batch_invariant:
+    if options.batch_invariant and known is None:
         check.verify_invariance(made, make, dtype=dtype)
+    if keep is not None and known is None and measured is not None:
+        keep.note_checked(measured)
     return LoadedModel(
         packed=make(model, pool, positions),
         pool=pool,
@@ -180,7 +191,7 @@ def choose_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if linears.computes_bfloat16() else torch.float32
 
 
-def _read_gguf(path: Path, dtype: torch.dtype) -> PreTrainedModel:
+def _read_gguf(path: Path, dtype: torch.dtype, keep: Keep | None) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
@@ -189,7 +200,7 @@ def _read_gguf(path: Path, dtype: torch.dtype) -> PreTrainedModel:
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             file.config(), dtype=dtype
         )
-    state = file.state(dtype)
+    state = file.state(dtype) if keep is None else keep.state(lambda: file.state(dtype))
     wrong = [name for name, p in model.named_parameters() if name in state and state[name].shape != p.shape]
     if wrong:
         raise ModelLoadError(

@@ -4,7 +4,7 @@ from .catalogue import CATALOGUE, CatalogueEntry
 from .download import pull
 from .folder import cache_folder
 from .models import ModelFiles, ModelListing, gguf_parts, list_models, locate
-from .progress import Progress, progress_bars
+from .progress import Progress, loading, progress_bars
 
 __all__ = [
     "CATALOGUE",
@@ -15,6 +15,7 @@ __all__ = [
     "cache_folder",
     "gguf_parts",
     "list_models",
+    "loading",
     "locate",
     "progress_bars",
     "pull",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
@@ -57,3 +58,20 @@ def progress_bars() -> Iterator[Progress]:
     columns = (TextColumn("{task.description:<9}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         yield BarProgress(bar)
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """ "loading NAME ..." with a moving bar on the terminal's standard error, for as long as the block lasts; nothing where
+    standard error is no terminal. The bar moves on a thread of its own: nobody knows how long imports take.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        bar.add_task(f"loading {name} ...", total=None)
+        yield

@@ -1,0 +1,118 @@
+"""What a process leaves for the next: a GGUF file's weights dequantized, and that a model has passed its check.
+
+Both lie in the cache folder under names made of everything they depend on: the model's fingerprint, the options, the versions
+of the libraries, the processor, and the source of the code that computes. A file is written aside and renamed, so it is whole
+or not there; weights carry a checksum. The newest weights are kept up to MOST_BYTES; deleting the folder costs time only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..supply import cache_folder
+
+MOST_BYTES = 4 << 30
+_LIBRARIES = ("torch", "transformers", "numpy", "gguf")
+_SUM = "crc32"
+
+
+class Keep:
+    """The kept files of one model, opened in one way. `facts`: what its weights and its check depend on beside the code."""
+
+    def __init__(self, fingerprint: str, facts: str, folder: Path | None = None) -> None:
+        self._folder = folder or cache_folder() / "opened"
+        text = "\n".join((fingerprint, facts, _code(), platform.machine(), torch.backends.cpu.get_cpu_capability()))
+        text += "".join(f"\n{name} {version(name)}" for name in _LIBRARIES)
+        self._name = hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def checked(self) -> float | None:
+        """The difference that the check measured when the model was last opened in this way; None: it was not."""
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            return float(json.loads(self._file("json").read_text())["difference"])
+        return None
+
+    def note_checked(self, difference: float) -> None:
+        """The check has passed."""
+        self._write("json", lambda path: path.write_text(json.dumps({"difference": difference})))
+
+    def state(self, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """The kept tensors if they are whole, else what `make` gives, which is kept then."""
+        from safetensors import SafetensorError, safe_open
+        from safetensors.torch import save_file
+
+        file = self._file("safetensors")
+        with contextlib.suppress(OSError, SafetensorError, KeyError), safe_open(file, "pt") as kept:
+            state: dict[str, Tensor] = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
+            if kept.metadata()[_SUM] == _checksum(state):
+                os.utime(file)
+                return state
+        state = make()
+        size = sum(t.numel() * t.itemsize for t in state.values())
+        if self._make_room(size):
+            self._write("safetensors", lambda path: save_file(state, path, metadata={_SUM: _checksum(state)}))
+        return state
+
+    def _file(self, ending: str) -> Path:
+        return self._folder / f"{self._name}.{ending}"
+
+    def _write(self, ending: str, write: Callable[[Path], object]) -> None:
+        """A folder that cannot be written to keeps nothing."""
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._folder) as aside:
+                path = Path(aside) / "new"
+                write(path)
+                path.replace(self._file(ending))
+
+    def _make_room(self, size: int) -> bool:
+        """Whether `size` bytes may be kept, after the oldest weights have gone for them."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if size > MOST_BYTES or shutil.disk_usage(self._folder).free < 2 * size:
+                return False
+            kept = sorted(self._folder.glob("*.safetensors"), key=lambda path: path.stat().st_mtime, reverse=True)
+            for path in kept:
+                size += path.stat().st_size
+                if size > MOST_BYTES:
+                    path.unlink()
+        except OSError:
+            return False
+        return True
+
+
+def _checksum(state: Mapping[str, Tensor]) -> str:
+    total = 0
+    for name in sorted(state):
+        total = zlib.crc32(_bytes(state[name]), zlib.crc32(name.encode(), total))
+    return f"{total:08x}"
+
+
+@cache
+def _code() -> str:
+    """A digest of the source that the computation is made of."""
+    package = Path(__file__).parents[2]
+    digest = hashlib.sha256()
+    for part in (package / "runtime" / "model", package / "kernels"):
+        for file in sorted(part.rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    array: Any = tensor.contiguous().view(torch.uint8).numpy()
+    return memoryview(array.reshape(-1))

@@ -1,0 +1,104 @@
+"""What one process leaves for the next: never wrong, never needed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.engine
+
+from sglang_dsl.errors import EngineClosedError  # noqa: E402
+from sglang_dsl.runtime.backends.local.opening import FirstUse  # noqa: E402
+from sglang_dsl.runtime.model import keep as module  # noqa: E402
+from sglang_dsl.runtime.model.keep import Keep  # noqa: E402
+
+STATE = {"a": torch.arange(12.0).reshape(3, 4).bfloat16(), "b": torch.ones(3)}
+
+
+def never() -> dict[str, torch.Tensor]:
+    raise AssertionError("made again")
+
+
+def same(state: dict[str, torch.Tensor]) -> bool:
+    return state.keys() == STATE.keys() and all(torch.equal(state[name], STATE[name]) for name in STATE)
+
+
+def test_weights_are_made_once_and_per_model_and_options(tmp_path: Path) -> None:
+    assert same(Keep("model", "facts", tmp_path).state(lambda: dict(STATE)))
+    assert same(Keep("model", "facts", tmp_path).state(never))
+    for other in (Keep("model", "others", tmp_path), Keep("other", "facts", tmp_path)):
+        with pytest.raises(AssertionError, match="made again"):
+            other.state(never)
+    assert len(list(tmp_path.iterdir())) == 1  # nothing unfinished is left
+
+
+@pytest.mark.parametrize("change", [lambda data: data[:-3], lambda data: data[:-1] + b"\x7f", lambda data: b""])
+def test_damaged_weights_are_made_again(change: object, tmp_path: Path) -> None:
+    Keep("model", "facts", tmp_path).state(lambda: dict(STATE))
+    (file,) = tmp_path.glob("*.safetensors")
+    file.write_bytes(change(file.read_bytes()))  # type: ignore[operator]
+    assert same(Keep("model", "facts", tmp_path).state(lambda: dict(STATE)))
+    assert same(Keep("model", "facts", tmp_path).state(never))
+
+
+def test_the_oldest_weights_go_and_what_is_too_big_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 600)
+    for i in range(6):
+        Keep(f"model {i}", "", tmp_path).state(lambda: dict(STATE))
+        for file in tmp_path.glob("*.safetensors"):
+            os.utime(file, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns - 10**9))
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 900
+    assert same(Keep("model 5", "", tmp_path).state(never))
+    monkeypatch.setattr(module, "MOST_BYTES", 10)
+    Keep("big", "", tmp_path).state(lambda: dict(STATE))
+    with pytest.raises(AssertionError):
+        Keep("big", "", tmp_path).state(never)
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "a file"
+    file.write_text("")
+    kept = Keep("model", "facts", file)
+    assert same(kept.state(lambda: dict(STATE)))
+    kept.note_checked(0.5)
+    assert kept.checked() is None
+
+
+def test_a_check_is_remembered_for_the_same_model_and_options_only(tmp_path: Path) -> None:
+    kept = Keep("model", "facts", tmp_path)
+    assert kept.checked() is None
+    kept.note_checked(1e-6)
+    assert Keep("model", "facts", tmp_path).checked() == 1e-6
+    assert Keep("model", "others", tmp_path).checked() is None
+    for file in tmp_path.glob("*.json"):
+        file.write_text("{")
+    assert kept.checked() is None
+
+
+def test_a_compiler_made_at_first_use_is_made_once_and_closed_once() -> None:
+    made: list[str] = []
+
+    class Compiler:
+        def compile(self, spec: object) -> object:
+            return spec
+
+        def close(self) -> None:
+            made.append("closed")
+
+    def make() -> Compiler:
+        made.append("made")
+        return Compiler()
+
+    unused = FirstUse(make)  # type: ignore[arg-type]
+    unused.close()
+    assert made == []
+    with pytest.raises(EngineClosedError):
+        unused.compile(None)  # type: ignore[arg-type]
+    used = FirstUse(make)  # type: ignore[arg-type]
+    used.compile(None)  # type: ignore[arg-type]
+    used.compile(None)  # type: ignore[arg-type]
+    used.close()
+    assert made == ["made", "closed"]
