@@ -49,6 +49,7 @@ from .ir.specs import ConstraintSpec, RunOptions, SamplingSpec
 
 if TYPE_CHECKING:
     from .ir.explain import explain
+    from .runtime.backends.local import local
 
 __version__ = "0.1.0"
 
@@ -56,13 +57,17 @@ __all__ = [
     "MISSING", "Branches", "Chunk", "ConstraintSpec", "DslError", "Generation", "Graph", "Handle", "Interrupted",
     "Joined", "Lazy", "Meta", "Origin", "Program", "Reasoning", "Result", "RunOptions", "Running", "SamplingSpec",
     "Selection", "State", "Stream", "Tool", "Usage", "assistant", "assistant_begin", "assistant_end", "execute",
-    "explain", "gen", "image", "program", "raw", "role", "role_begin", "role_end", "select", "system", "system_begin",
+    "explain", "gen", "image", "local", "program", "raw", "role", "role_begin", "role_end", "select", "system", "system_begin",
     "system_end", "tool", "use", "user", "user_begin", "user_end",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    """`explain` pulls in networkx, so it is loaded when first asked for."""
+    """`explain` pulls in networkx, and `local` the engine's options, so they are loaded when first asked for."""
+    if name == "local":
+        from .runtime.backends.local import local
+
+        return local
     if name == "explain":
         from .ir.explain import explain
 

@@ -28,6 +28,7 @@ Outcomes: TypeAlias = Callable[[str], Outcome]
 
 MENTIONS = (Lazy, Mention, Handle, Chain)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
+MAX_DATA_DEPTH = 100  # of arguments of tools, and of data with mentions in it
 
 
 class Text:
@@ -103,7 +104,18 @@ class Writer:
 
     def write(self, value: Any) -> Expression:
         """The expression."""
-        return self._or_constant(self._mentioning(value, ()), value)
+        return (
+            self.constant(value, self.origin)
+            if self.plain(value)
+            else self._or_constant(self._mentioning(value, ()), value)
+        )
+
+    def plain(self, value: Any) -> bool:
+        """Whether nothing can be mentioned in it. Raises ProgramError where it is too deep to look for it."""
+        if not holds_mention(value):
+            return True
+        check_depth(value, self.origin)
+        return False
 
     def leaf(self, value: Any) -> Expression | None:
         """What stands for a value that is a mention in itself; None for all others."""
@@ -147,6 +159,7 @@ class Writer:
 
 def object_constant(value: Any, origin: Origin) -> Constant:
     """An object in the graph of a run; on its way out of it, its own type says how it is written."""
+    check_depth(value, origin)
     return Constant(copied(value), None if is_exact(value) else Conversion(type(value)).to_json)
 
 
@@ -227,17 +240,34 @@ def holds_mention(value: Any) -> bool:
 
 
 def mentions_in(value: Any, kinds: tuple[type, ...], seen: set[int]) -> Iterator[Any]:
-    """All objects of `kinds` in it, at any depth."""
-    if isinstance(value, kinds):
-        yield value
-        if not isinstance(value, dict):
-            return
-    inside = _inside(value)
-    if inside is None or id(value) in seen:
-        return
-    seen.add(id(value))
-    for item in inside:
-        yield from mentions_in(item, kinds, seen)
+    """All objects of `kinds` in it, at any depth, in reading order."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, kinds):
+            yield value
+            if not isinstance(value, dict):
+                continue
+        inside = _inside(value)
+        if inside is not None and id(value) not in seen:
+            seen.add(id(value))
+            waiting.extend(reversed(list(inside)))
+
+
+def check_depth(value: Any, origin: Origin | None = None) -> None:
+    """Raise ProgramError for lists and dicts in each other so deeply that Python itself could not walk or print them."""
+    level, depth = [value], 0
+    seen: set[int] = set()
+    while level:
+        if depth > MAX_DATA_DEPTH:
+            raise ProgramError(
+                f"a {type(value).__name__} has lists or dicts in each other more than {MAX_DATA_DEPTH} deep",
+                hint="hand it on in a flatter form, or as an object of a class of your own",
+                origin=origin,
+            )
+        containers = [item for item in level if _inside(item) is not None and id(item) not in seen]
+        seen.update(map(id, containers))
+        level, depth = [inner for item in containers for inner in _inside(item)], depth + 1
 
 
 def _inside(value: Any) -> Any:
@@ -272,6 +302,10 @@ def replaced(
         return replace(value)
     if _inside(value) is None or id(value) in above:
         return value
+    if not above and not fresh:
+        if not any(True for _ in mentions_in(value, kinds, set())):
+            return value
+        check_depth(value)
     above = (*above, id(value))
 
     def inner(item: Any) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError, TraceError
+from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError, SpecError, TraceError
 from ..ir.nodes import Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, Text, is_role_word
-from ..ir.specs import shown
+from ..ir.specs import SamplingSpec, shown
 from .bindings import Bindings, Bound
 from .expressions import Chain, Expression, Handle, Mention
 from .recorder import Recorder, no_text
@@ -267,6 +268,14 @@ class Statement:
     def bind(self, handle: Handle[Any], bound: Bound) -> None:
         """Make a handle, and its name, stand for a value."""
         self._bindings.append((handle, bound))
+
+    def sampled(self, own: SamplingSpec, given: frozenset[str]) -> SamplingSpec:
+        """How a call samples: as it says itself in `given`, in all else as the run says. Raises SpecError."""
+        defaults = {name: value for name, value in self._recorder.sampling.items() if name not in given}
+        try:
+            return replace(own, **defaults) if defaults else own
+        except SpecError as error:
+            raise error.at(self._origin) from None
 
     def register(self, key: str, function: Callable[..., Any]) -> str:
         """Make a Python callable known to the run. Returns the key that names it."""

@@ -11,6 +11,7 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..errors import ProgramError
 from ..ir.nodes import Fork, Gen, Join, Node, Piece, Raw, Reference, Select
+from ..ir.specs import SamplingSpec
 from .bindings import Bound, Convert, Gathered
 from .sites import caller_origin
 
@@ -37,6 +38,9 @@ class Draft(Protocol):
 
     def bind(self, handle: Handle[Any], bound: Bound) -> None:
         """Make a handle, and its name, stand for a value."""
+
+    def sampled(self, own: SamplingSpec, given: frozenset[str]) -> SamplingSpec:
+        """How a call samples: as it says itself in `given`, in all else as the run says."""
 
     def register(self, key: str, function: Callable[..., Any]) -> str:
         """Make a Python callable known to the run. Returns the key that names it."""
@@ -173,7 +177,7 @@ class Handle(Expression, Generic[T_co]):
 class Generation(Handle[T_co]):
     """A model call that writes text; made by `gen(...)`."""
 
-    __slots__ = ("check", "convert", "fields", "n")
+    __slots__ = ("check", "convert", "fields", "given", "n")
 
     def __init__(
         self,
@@ -183,8 +187,10 @@ class Generation(Handle[T_co]):
         convert: Convert | None,
         check: tuple[str, Callable[..., Any]] | None,
         n: int | None,
+        given: frozenset[str] = frozenset(),
     ) -> None:
         self.name = name
+        self.given = given  # names of the sampling options that were not left out
         self.fields = fields  # of the Gen node, ready made
         self.convert = convert
         self.check = check
@@ -196,6 +202,9 @@ class Generation(Handle[T_co]):
     def write(self, draft: Draft) -> None:
         """One Gen; for n samples a Fork, n Gens and a Join."""
         fields = self.fields
+        sampling = draft.sampled(fields["sampling"], self.given)
+        if sampling is not fields["sampling"]:
+            fields = {**fields, "sampling": sampling}
         if self.check is not None:
             fields = {**fields, "validator": draft.register(*self.check)}
         if self.n is None:

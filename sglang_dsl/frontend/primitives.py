@@ -23,6 +23,10 @@ T = TypeVar("T")
 Texts: TypeAlias = str | Sequence[str]
 Class: TypeAlias = type[T]  # inside `gen`, `type` is an option
 
+_SAMPLED = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+            "frequency_penalty", "presence_penalty", "seed", "stop", "stop_regex", "include_stop", "ignore_eos",
+            "logprobs")  # fmt: skip
+
 
 class GenOptions(TypedDict, total=False):
     """Options of `gen` that do not change the type of its value; see there."""
@@ -79,21 +83,21 @@ def gen(
     name: str | None = None,
     *,
     max_tokens: int | None = None,
-    min_tokens: int = 0,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    frequency_penalty: float = 0.0,
-    presence_penalty: float = 0.0,
+    min_tokens: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float | None = None,
+    frequency_penalty: float | None = None,
+    presence_penalty: float | None = None,
     logit_bias: Mapping[int, float] | None = None,
     seed: int | None = None,
-    stop: Texts = (),
-    stop_token_ids: Sequence[int] = (),
-    stop_regex: Texts = (),
-    include_stop: bool = False,
-    ignore_eos: bool = False,
+    stop: Texts | None = None,
+    stop_token_ids: Sequence[int] | None = None,
+    stop_regex: Texts | None = None,
+    include_stop: bool | None = None,
+    ignore_eos: bool | None = None,
     logprobs: int | None = None,
     n: int | None = None,
     type: Any = None,  # noqa: A002  the word users know from everywhere
@@ -119,13 +123,13 @@ def gen(
     a value that does not fit; validate: called with the value, refuses it by returning False or raising ValueError.
     reasoning: a part in front of the answer that is kept apart, in `s.meta(...).reasoning`. model: one of the run's
     `models`. heal: let the prompt's last token be chosen anew together with the first ones. The other options are those
-    of `SamplingSpec`.
+    of `SamplingSpec`; one that is left out is what the run says (`RunOptions.sampling`), else what `SamplingSpec` does.
 
     Raises:
         SpecError: an option outside its range. ConstraintError: a regex that is none.
     """
     try:
-        sampling = _sampling(
+        sampling, given = _sampling(
             max_tokens,
             min_tokens,
             temperature,
@@ -136,15 +140,16 @@ def gen(
             frequency_penalty,
             presence_penalty,
             seed,
-            (stop,) if isinstance(stop, str) else tuple(stop),
-            _regexes(stop_regex) if stop_regex else (),
+            stop if stop is None else (stop,) if isinstance(stop, str) else tuple(stop),
+            stop_regex if stop_regex is None else _regexes(stop_regex),
             include_stop,
             ignore_eos,
             logprobs,
         )
-        if logit_bias or stop_token_ids:
-            bias = tuple(dict(logit_bias).items()) if logit_bias else ()
-            sampling = replace(sampling, logit_bias=bias, stop_token_ids=tuple(stop_token_ids))
+        if logit_bias is not None:
+            sampling, given = replace(sampling, logit_bias=tuple(dict(logit_bias).items())), given | {"logit_bias"}
+        if stop_token_ids is not None:
+            sampling, given = replace(sampling, stop_token_ids=tuple(stop_token_ids)), given | {"stop_token_ids"}
         output = TEXT if type is schema is regex is choices is grammar is None else _output(
             wanted=type, schema=schema, regex=regex, choices=choices, grammar=grammar
         )  # fmt: skip
@@ -166,7 +171,7 @@ def gen(
             f"an option has a value of the wrong kind: {error}", hint="see help(gen)", origin=caller_origin()
         ) from error
     check = check_of(output, validate) if output.checks or validate is not None else None
-    return Generation(name, fields, convert=output.convert, check=check, n=n)
+    return Generation(name, fields, convert=output.convert, check=check, n=n, given=given)
 
 
 @overload
@@ -229,40 +234,10 @@ def image(source: Any) -> Picture:
 
 
 @lru_cache(maxsize=1024, typed=True)  # a program makes the same call many times; checking its options takes longer
-def _sampling(
-    max_tokens: int | None,
-    min_tokens: int,
-    temperature: float,
-    top_p: float,
-    top_k: int,
-    min_p: float,
-    repetition_penalty: float,
-    frequency_penalty: float,
-    presence_penalty: float,
-    seed: int | None,
-    stop: tuple[str, ...],
-    stop_regex: tuple[str, ...],
-    include_stop: bool,
-    ignore_eos: bool,
-    logprobs: int | None,
-) -> SamplingSpec:
-    return SamplingSpec(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        frequency_penalty=frequency_penalty,
-        presence_penalty=presence_penalty,
-        seed=seed,
-        stop=stop,
-        stop_regex=stop_regex,
-        include_stop=include_stop,
-        ignore_eos=ignore_eos,
-        logprobs=logprobs,
-    )
+def _sampling(*values: Any) -> tuple[SamplingSpec, frozenset[str]]:
+    """The spec of what is given, and the names of it. None is not given."""
+    given = {name: value for name, value in zip(_SAMPLED, values, strict=True) if value is not None}
+    return SamplingSpec(**given), frozenset(given)
 
 
 def _output(

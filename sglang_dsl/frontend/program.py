@@ -19,7 +19,7 @@ from .batch import BATCH_CONCURRENCY, arun_all, run_all
 from .result import Interrupted, Result
 from .running import Running
 from .session import Session
-from .settings import settled
+from .settings import settled, use
 from .sites import Sites, caller_origin
 from .state import State
 from .streaming import Stream
@@ -286,7 +286,9 @@ class Program(Generic[P, R]):
         from ..ir.explain import explain
 
         args, kwargs, options = self._split(args, kwargs)
-        return explain(self.trace(*args, **kwargs), resolve(options.backend).meter())
+        with use(options):
+            graph = self.trace(*args, **kwargs)
+        return explain(graph, resolve(options.backend).meter())
 
     def export(self, *args: Any, **kwargs: Any) -> Graph:
         """The program as a graph that runs without its Python source (`execute`, `ir.json_format.save`). Takes what `trace`
@@ -322,7 +324,7 @@ class Program(Generic[P, R]):
 
     def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Session[R]:
         arguments = {**self.bound, **dict(zip(self.parameters, args, strict=False)), **kwargs}
-        prediction = self._predicted(args, kwargs) if self.pure else None
+        prediction = self._predicted(args, kwargs, options) if self.pure else None
         spec = RunSpec(program=self.name, options=options, arguments=arguments, prediction=prediction)
         return Session(
             lambda state: self.call(state, args, kwargs),
@@ -333,9 +335,10 @@ class Program(Generic[P, R]):
             keep_failures=self.keep_failures,
         )
 
-    def _predicted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph | None:
+    def _predicted(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Graph | None:
         try:
-            return self.trace(*args, **kwargs)
+            with use(options):
+                return self.trace(*args, **kwargs)
         except Exception:  # noqa: BLE001  a prediction decides nothing: what is wrong with the body, the run will raise
             return None
 

@@ -43,6 +43,7 @@ class Recorder(Protocol):
     tracing: bool
     asynchronous: bool
     max_depth: int
+    sampling: Mapping[str, Any]
 
     def append(self, nodes: Sequence[Node]) -> None:
         """Take the nodes of one statement. Raises what the border can see; then nothing was appended."""
@@ -102,6 +103,7 @@ class LiveRecorder:
         "graph",
         "max_depth",
         "run",
+        "sampling",
         "sites",
     )
 
@@ -113,9 +115,11 @@ class LiveRecorder:
         *,
         asynchronous: bool = False,
         max_depth: int = DEFAULT_MAX_DEPTH,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         self.run = run
         self.max_depth = max_depth
+        self.sampling = sampling or {}
         self.graph = graph
         self.sites = sites
         self.asynchronous = asynchronous

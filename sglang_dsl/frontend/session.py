@@ -57,6 +57,7 @@ class Session(Generic[R]):
             sites,
             asynchronous=asynchronous,
             max_depth=spec.options.max_depth,
+            sampling=spec.options.sampling,
         )
         self.state = State(Cursor(self.recorder, Line(), Bindings(), ""))
 

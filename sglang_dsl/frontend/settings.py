@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from ..errors import SpecError
-from ..ir.specs import RunOptions
+from ..ir.specs import SAMPLING_NAMES, RunOptions
 
 _DEFAULT = RunOptions()
+_SAMPLING = frozenset(SAMPLING_NAMES) - {f.name for f in dataclass_fields(RunOptions)}
 _current: ContextVar[RunOptions] = ContextVar("sglang_dsl.options", default=_DEFAULT)
 
 
@@ -18,10 +20,14 @@ _current: ContextVar[RunOptions] = ContextVar("sglang_dsl.options", default=_DEF
 def use(options: RunOptions | None = None, **fields: Any) -> Iterator[RunOptions]:
     """Options for every run inside the block: `with use(backend="mock", seed=7): ...`.
 
-    Give a RunOptions or its fields by name, not both. What a run states itself wins; inner blocks win over outer ones.
+    Give a RunOptions or its fields by name, not both. What a run states itself wins; inner blocks win over outer ones. The
+    options of `SamplingSpec` may be given by name too, for every `gen` that leaves them out: `with use(temperature=0): ...`.
     """
     if options is not None and fields:
         raise SpecError("use() got a RunOptions and fields by name", hint="put the fields into the RunOptions")
+    sampling = {name: fields.pop(name) for name in list(fields) if name in _SAMPLING}
+    if sampling:
+        fields["sampling"] = {**fields.get("sampling", {}), **sampling}
     token = _current.set(settled(options if options is not None else RunOptions(**fields)))
     try:
         yield _current.get()

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
+from ..errors import GraphError
 from .nodes import Arm, Concat, Constant, DictOf, Expression, ListOf, Reference
 from .operations import apply_all, jsonable
 
@@ -36,6 +37,11 @@ def text_of(value: Any) -> str:
     except TypeError:  # objects in it
         data = jsonable(value)
         return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    except RecursionError:
+        raise GraphError(
+            "a value has lists or dicts in each other so deeply that it cannot be written as text",
+            hint="mention a flatter form of it, or a part",
+        ) from None
 
 
 def same(one: Any, other: Any) -> bool:

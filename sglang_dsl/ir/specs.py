@@ -256,6 +256,33 @@ class ConstraintSpec:
         return cls(kind="choices", text=json.dumps(list(choices), ensure_ascii=False))
 
 
+SAMPLING_NAMES = tuple(f.name for f in fields(SamplingSpec))
+
+
+def sampling_defaults(given: Mapping[str, Any] | SamplingSpec) -> dict[str, Any]:
+    """What a run says of the sampling of calls that leave it out, by field of SamplingSpec; None is not given.
+
+    Raises:
+        SpecError: not a mapping, an unknown name, or a value outside its range.
+    """
+    if isinstance(given, SamplingSpec):
+        usual = SamplingSpec()
+        given = {name: getattr(given, name) for name in SAMPLING_NAMES if getattr(given, name) != getattr(usual, name)}
+    if not isinstance(given, Mapping):
+        raise SpecError(f"sampling={shown(given)} is not a mapping", hint='sampling={"temperature": 0}')
+    unknown = [name for name in given if name not in SAMPLING_NAMES]
+    if unknown:
+        raise SpecError(f"sampling has no option {shown(unknown[0])}", hint=f"one of {', '.join(SAMPLING_NAMES)}")
+    values = {name: value for name, value in given.items() if value is not None}
+    for name in ("stop", "stop_regex", "stop_token_ids"):
+        if name in values:
+            values[name] = (values[name],) if isinstance(values[name], str) else tuple(values[name])
+    if isinstance(values.get("logit_bias"), Mapping):
+        values["logit_bias"] = tuple(values["logit_bias"].items())
+    spec = SamplingSpec(**values)
+    return {name: getattr(spec, name) for name in values}
+
+
 class Backend(Protocol):
     """What options know of a backend object; `ir.execution.Executor` says what it has to be."""
 
@@ -273,7 +300,8 @@ class RunOptions:
     models: further backends by alias, for `gen(model="judge")`.
     seed: None draws one and records it. namespace: cache isolation key of this user. deadline_s: seconds from start.
     priority: higher first. token_budget: most tokens the run may generate in all. max_depth: how deep programs, and the bodies
-    of `map`, may call each other: recursion without an end is an error there.
+    of `map`, may call each other: recursion without an end is an error there. sampling: options of `SamplingSpec` for every
+    `gen` that leaves them out, as a dict: `{"temperature": 0}`; merged with those of the surroundings.
     """
 
     backend: str | Backend | None = None
@@ -284,6 +312,7 @@ class RunOptions:
     priority: int = 0
     token_budget: int | None = None
     max_depth: int = DEFAULT_MAX_DEPTH
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         put = partial(object.__setattr__, self)
@@ -300,13 +329,15 @@ class RunOptions:
         for alias in self.models:
             utf8_text("the name of a model", alias)
         put("max_depth", whole("max_depth", self.max_depth, 1))
+        put("sampling", sampling_defaults(self.sampling))
 
     def over(self, outer: RunOptions) -> RunOptions:
-        """These options, with whatever was left at its default taken from `outer`; `models` are merged."""
+        """These options, with whatever was left at its default taken from `outer`; `models` and `sampling` are merged."""
         default = RunOptions()
         merged = {
             f.name: getattr(self if getattr(self, f.name) != getattr(default, f.name) else outer, f.name)
             for f in fields(self)
         }
         merged["models"] = {**outer.models, **self.models}
+        merged["sampling"] = {**outer.sampling, **self.sampling}
         return RunOptions(**merged)

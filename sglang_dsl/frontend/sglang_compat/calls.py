@@ -127,7 +127,8 @@ class SglGen(Handle[Any]):
         made = primitives.gen(self.name, **options)
         if self._convert is None:
             return made
-        return Generation(self.name, {**made.fields, "decode": "text"}, convert=self._convert, check=None, n=made.n)
+        fields = {**made.fields, "decode": "text"}
+        return Generation(self.name, fields, convert=self._convert, check=None, n=made.n, given=made.given)
 
 
 class _Watched:

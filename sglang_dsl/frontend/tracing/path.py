@@ -55,6 +55,7 @@ class Path:
     sites: Sites
     asynchronous: bool
     max_depth: int
+    sampling: Mapping[str, Any]
 
     def __init__(
         self, trace: Trace, script: Sequence[Decision], choose: Chooser, before: Sequence[Node], *, asynchronous: bool
@@ -62,7 +63,7 @@ class Path:
         self.trace = trace
         self.sites = trace.sites
         self.asynchronous = asynchronous
-        self.max_depth = settled(None).max_depth
+        self.max_depth, self.sampling = settled(None).max_depth, settled(None).sampling
         self.graph = Graph(name=trace.name)
         self.nodes: list[Node] = []
         self.decisions: list[Decision] = []
@@ -274,6 +275,10 @@ class TracedWriter(Writer):
     def __init__(self, path: Path, find: Find, origin: Origin, constant: Callable[[Any, Origin], Constant]) -> None:
         super().__init__(find, origin, constant)
         self._path = path
+
+    def plain(self, value: Any) -> bool:
+        """Any text may have an abstract value in it."""
+        return False
 
     def leaf(self, value: Any) -> Expression | None:
         """Also of abstract values."""
