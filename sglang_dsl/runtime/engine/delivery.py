@@ -77,9 +77,9 @@ class Delivery:
             self._scored(call, item, now)
 
     def _admitted(self, call: Call, item: Progress, now: float) -> None:
-        call.admitted_s = now
+        call.admitted_s = now if item.admitted_s is None else item.admitted_s
         call.cached_tokens, call.computed_tokens = item.cached_tokens, item.computed_tokens
-        self._metrics.observe("queue_s", now - call.submitted_s)
+        self._metrics.observe("queue_s", call.admitted_s - call.submitted_s)
         self._live.tell(call.sink.started)
 
     def _token(self, call: Call, item: Progress, now: float) -> None:

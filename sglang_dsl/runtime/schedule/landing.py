@@ -79,7 +79,7 @@ class Landing:
     def _announce(self, seq: Sequence, out: list[Progress]) -> None:
         if not seq.announced and seq.ending is None:
             seq.announced = True
-            out.append(_counted(Progress(seq.request_id, "admitted"), seq))
+            out.append(_counted(Progress(seq.request_id, "admitted", admitted_s=seq.admitted_s), seq))
 
     def _finish_tasks(self, pieces: list[Piece], out: list[Progress]) -> None:
         for seq in {piece.seq.seq_id: piece.seq for piece in pieces if piece.seq.task}.values():

@@ -31,6 +31,7 @@ class Progress(NamedTuple):
     cached_tokens: int = 0
     computed_tokens: int = 0
     prompt_scores: tuple[TokenScore | None, ...] = ()
+    admitted_s: float | None = None  # with "admitted": when the step that computed its first tokens began
     spent_tokens: int = 0  # with "failed" and "scored": all that was put through the model for it
 
 

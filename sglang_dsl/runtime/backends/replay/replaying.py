@@ -50,6 +50,8 @@ class ReplayTarget:
         self._unused = list(tape.takes)
         self._waiting: dict[int, _Waiting] = {}
         self._next = 0
+        starts = [getattr(take.outcome, "started_s", None) for take in tape.takes]
+        self._began_s = min((start for start in starts if start is not None), default=0.0)
         self._timer: threading.Timer | None = None
 
     def submit(self, requests: Sequence[tuple[Request, Sink]]) -> None:
@@ -88,9 +90,9 @@ class ReplayTarget:
         return audit(constraint)
 
     def now(self) -> float:
-        """See `Target`: time as it was recorded."""
+        """See `Target`: time as it was recorded, from the beginning of the first call on."""
         ended = [take.outcome for take in self._tape.takes if take.end < self._next]
-        return max((getattr(outcome, "finished_s", 0.0) for outcome in ended), default=0.0)
+        return max([self._began_s, *(getattr(outcome, "finished_s", 0.0) for outcome in ended)])
 
     def unused(self) -> list[Take]:
         """What has not been asked for, but for calls that were cancelled then."""
