@@ -48,9 +48,14 @@ class SequenceOutput:
         return tuple(self._text.token_ids)
 
     @property
-    def kept_scores(self) -> tuple[TokenScore, ...]:
-        """After the end: scores of the kept tokens."""
-        return tuple(self._scores[: self._text.kept_tokens])
+    def covered_ids(self) -> tuple[int, ...]:
+        """After the end: the tokens that the text comes from, one that a stop cut included."""
+        return tuple(self._text.covered_ids)
+
+    @property
+    def scores(self) -> tuple[TokenScore, ...]:
+        """After the end: scores of the covered tokens."""
+        return tuple(self._scores[: self._text.covered_tokens])
 
     @property
     def text(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ...errors import InvalidValueError, RunError, TruncatedError
 from ...ir.nodes import Gen
-from ...ir.specs import ConstraintSpec
+from ...ir.specs import ConstraintSpec, shown
 from ..constrain.compile import compile_constraint
 from ..constrain.schema_validator import validator_of_text
 
@@ -19,12 +19,13 @@ SHOWN_CHARACTERS = 80  # of an output, in an error: enough to recognise it, too 
 QUICK_CHARACTERS = 4096  # of an output that is checked where it arrives: a millisecond at most
 
 
-def value_of(gen: Gen, text: str, *, cut: bool, tokens: int) -> Any:
+def value_of(gen: Gen, text: str, *, cut: bool, tokens: int, stop: str | int | None = None) -> Any:
     """The value of a gen's text.
 
     Args:
-        cut: the output ended by length. Under a constraint it is complete only if it is a valid value anyway; with
-            `partial_ok` the partial text is the value.
+        cut: the output ended by length or by a stop. Under a constraint it is complete only if it is a valid value anyway;
+            with `partial_ok` the partial text is the value.
+        stop: the stop that ended it, if one did.
 
     Raises:
         TruncatedError: constrained output was cut off.
@@ -37,11 +38,17 @@ def value_of(gen: Gen, text: str, *, cut: bool, tokens: int) -> Any:
     except InvalidValueError:
         if gen.partial_ok:
             return text
+        by = "" if stop is None else f" by its stop {shown(stop)}"
+        more = (
+            f"raise max_tokens (now {gen.sampling.max_tokens})"
+            if stop is None
+            else "leave the stop out: a constraint ends by itself"
+        )
         raise TruncatedError(
-            f"the output of {gen.name or gen.id!r} was cut off after {tokens} tokens and is not complete",
+            f"the output of {gen.name or gen.id!r} was cut off{by} after {tokens} tokens and is not complete",
             partial=text,
             tokens=tokens,
-            hint=f"raise max_tokens (now {gen.sampling.max_tokens}), or pass partial_ok=True to get the partial text",
+            hint=f"{more}, or pass partial_ok=True to get the partial text",
             origin=gen.origin,
         ) from None
 
@@ -76,14 +83,22 @@ def checked_at_once(gen: Gen, text: str) -> bool:
     return True
 
 
-def judged(gen: Gen, text: str, validator: Callable[[Any], Any] | None, *, cut: bool, tokens: int) -> Any:
+def judged(
+    gen: Gen,
+    text: str,
+    validator: Callable[[Any], Any] | None,
+    *,
+    cut: bool,
+    tokens: int,
+    stop: str | int | None = None,
+) -> Any:
     """The value of a gen's text (see `value_of`) that the program's own validator accepts, or an awaitable of it. The
     validator refuses by returning False or raising ValueError, or by what it gives to be awaited doing so.
 
     Raises:
         TruncatedError, InvalidValueError: see `value_of`; or it was refused, and the message is the validator's own.
     """
-    value = value_of(gen, text, cut=cut, tokens=tokens)
+    value = value_of(gen, text, cut=cut, tokens=tokens, stop=stop)
     if validator is None:
         return value
     with _refusing(gen, text):

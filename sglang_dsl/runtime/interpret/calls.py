@@ -275,15 +275,16 @@ class GenCall(_Call):
 
     def _answered(self, result: GenerateResult) -> None:
         text = result.text if self.healed is None else result.text[len(self.healed.text) :]
-        cut, tokens = result.finish_reason == "length", result.generated_tokens
+        cut, tokens = result.finish_reason in ("length", "stop"), result.generated_tokens
+        stop = result.matched if result.finish_reason == "stop" else None
         validator = None if self.gen.validator is None else self.machine.registry[self.gen.validator]
         if validator is not None or not checked_at_once(self.gen, text):
-            judge = partial(judged, self.gen, text, validator, cut=cut, tokens=tokens)
+            judge = partial(judged, self.gen, text, validator, cut=cut, tokens=tokens, stop=stop)
             what = f"the validator of {self.entry.id!r}"
             UserCalls(self.machine, self.entry, [judge], partial(self._judged, result, text), what=what).begin()
             return
         try:
-            value = value_of(self.gen, text, cut=cut, tokens=tokens)
+            value = value_of(self.gen, text, cut=cut, tokens=tokens, stop=stop)
         except InvalidValueError as error:
             self._refused(error)
         else:
@@ -320,7 +321,7 @@ class GenCall(_Call):
     def _meta(self, result: GenerateResult) -> Meta:
         shift = self.target.now() - self.machine.now()
         return Meta(
-            token_ids=tuple(result.token_ids),
+            token_ids=tuple(result.covered_ids or result.token_ids),
             finish_reason=result.finish_reason,
             matched=result.matched,
             prompt_tokens=result.prompt_tokens,

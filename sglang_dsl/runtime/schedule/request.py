@@ -126,7 +126,8 @@ class ScoreRequest:
 class GenerateResult:
     """token_ids: what a continuation continues from: the kept whole tokens (the stop token, and a token cut by a stop
     string, are not among them). tail_text: text kept after the last whole token, when a stop cut inside one.
-    text == decode(token_ids) + tail_text. peak_kv_pages: most pages that all requests and leases of the engine held in a
+    text == decode(token_ids) + tail_text. covered_ids: all tokens the text comes from, one that a stop cut included;
+    token_scores are theirs. peak_kv_pages: most pages that all requests and leases of the engine held in a
     step of this request.
     """
 
@@ -142,6 +143,7 @@ class GenerateResult:
     spent_tokens: int | None = None  # all that was put through the model: with choices, and what was computed again
     peak_kv_pages: int = 0
     generated_tokens: int = 0  # sampled, the stop token included
+    covered_ids: tuple[int, ...] = ()
     token_scores: tuple[TokenScore, ...] = ()
     prompt_scores: tuple[TokenScore | None, ...] = ()  # None at position 0
     started_s: float = 0.0

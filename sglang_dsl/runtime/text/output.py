@@ -34,6 +34,7 @@ class OutputText:
 
     kept_tokens: after the end, how many of the first tokens lie wholly in `text`, up to a border between characters
     (a hidden or dropped stop token is not among them).
+    covered_tokens: and how many `text` comes from: those, and the one that a stop cut.
 
     Owner: the engine's thread.
 
@@ -58,6 +59,7 @@ class OutputText:
         self._finished = False
         self.ending: Ending | None = None
         self.kept_tokens = 0
+        self.covered_tokens = 0
 
     def feed(self, token_id: int) -> str:
         """Add a sampled token; returns the text that may be shown now.
@@ -91,6 +93,11 @@ class OutputText:
         return self._ids[: self.kept_tokens]
 
     @property
+    def covered_ids(self) -> Sequence[int]:
+        """After the end: the first `covered_tokens` ids, those that the text comes from."""
+        return self._ids[: self.covered_tokens]
+
+    @property
     def tail_text(self) -> str:
         """After the end: text after the kept tokens, where a stop cut inside one."""
         return _decode(self._data[self._ends[self.kept_tokens - 1] if self.kept_tokens else 0 :])
@@ -122,6 +129,8 @@ class OutputText:
         self._finished = True
         self.ending = ending
         self.kept_tokens = self._whole_tokens()
+        cut_one = next((i + 1 for i, end in enumerate(self._ends) if end >= cut), 0) if cut else 0
+        self.covered_tokens = max(self.kept_tokens, cut_one)
         return self._release(cut, final=True)
 
     def _release(self, until: int, *, final: bool = False) -> str:

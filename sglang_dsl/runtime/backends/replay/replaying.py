@@ -162,7 +162,7 @@ def _play(waiting: _Waiting, tokenizer: Tokenizer) -> None:
     outcome = take.outcome
     if isinstance(outcome, GenerateResult):
         kept = outcome.text[: len(outcome.text) - len(outcome.tail_text)]
-        outcome = replace(outcome, token_ids=tuple(tokenizer.encode(kept)))
+        outcome = replace(outcome, token_ids=tuple(tokenizer.encode(kept)), covered_ids=())
     if outcome is None:
         outcome = CassetteError("the recorded call has no end", hint="record it again")
     if not isinstance(outcome, Exception):

@@ -118,6 +118,7 @@ def _unpacked(line: dict[str, Any]) -> Take:
         result = line["result"]
         scores = tuple(_unpacked_score(score) for score in result.pop("token_scores", ()))
         ids = tuple(result.pop("token_ids"))
+        result["covered_ids"] = tuple(result.get("covered_ids", ()))
         take.outcome = GenerateResult(request_id="", token_ids=ids, token_scores=scores, **result)
     else:
         result = line["result"]
