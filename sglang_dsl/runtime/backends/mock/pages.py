@@ -68,10 +68,12 @@ class TokenPages:
             ids = ids.store.above or ()
         return 0
 
-    def note_sound(self, row: Row, prompt_ids: Sequence[int], end: int, start: int) -> None:
-        """The row's pages up to `end` hold this prompt; up to `start` that was known."""
+    def note_sound(self, row: Row, prompt_ids: Sequence[int], start: int) -> None:
+        """What stood before the row in its pages holds this prompt (up to `start` that was known). Not its own pages: they may be
+        given back at once, where the tree has the same tokens.
+        """
         if isinstance(prompt_ids, TokenIds):
-            pages = list(row.pages[: end // self._size])
+            pages = list(row.pages[: min(row.start, len(prompt_ids)) // self._size])
             self._sound[prompt_ids.store] = pages
             self._sound_pages.update(pages[start // self._size :])
 

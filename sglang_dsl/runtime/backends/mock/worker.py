@@ -123,7 +123,7 @@ class MockWorker:
             if self._pages.read(row, start, end) != playing.tokens_so_far[start:end]:
                 raise IntegrityError(f"sequence {row.seq_id} reads pages that hold another prompt")
             if whole:
-                self._pages.note_sound(row, prompt_ids, min(end, len(prompt_ids)), start)
+                self._pages.note_sound(row, prompt_ids, start)
 
     def _sample(self, point: SamplePoint) -> Sampled:
         playing = self._playing[point.seq_id]
