@@ -130,10 +130,10 @@ class LeaseTable:
         walk: Node | None = node
         while walk is not None:
             before, walk.leased = walk.leased, walk.leased + change
-            if bool(before) == bool(walk.leased):
-                return
-            self.leased_pages += len(walk.pages) * change
+            if before and walk.leased:
+                break
             walk = walk.parent
+        self.leased_pages += change * (node.end - (walk.end if walk is not None else 0)) // self._tree.page_size
 
     def _demote(self, lease: Lease) -> None:
         if lease.receipt is not None:

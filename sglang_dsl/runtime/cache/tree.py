@@ -361,26 +361,30 @@ class RadixTree:
     def _lock(self, node: Node) -> None:
         """One lock more; a node that had none locks its parent, too."""
         walk: Node | None = node
+        pending = 0
         while walk is not None:
             walk.lock += 1
             if walk.lock > 1:
-                return
-            if not walk.pending:
-                self.evictable_pages -= len(walk.pages)
+                break
+            if walk.pending:
+                pending += len(walk.pages)
             walk = walk.parent
+        self.evictable_pages -= (node.end - (walk.end if walk is not None else 0)) // self.page_size - pending
 
     def _unlock(self, node: Node) -> None:
+        """One lock less; a node that has none any more unlocks its parent, too."""
         walk: Node | None = node
+        pending = 0
         while walk is not None:
             walk.lock -= 1
             if walk.lock:
-                return
-            above = walk.parent
-            if not walk.pending:
-                self.evictable_pages += len(walk.pages)
-            if not walk.children:
-                self._consider(walk)
-            walk = above
+                break
+            if walk.pending:
+                pending += len(walk.pages)
+            walk = walk.parent
+        self.evictable_pages += (node.end - (walk.end if walk is not None else 0)) // self.page_size - pending
+        if not node.lock:
+            self._consider(node)
 
     def _consider(self, node: Node) -> None:
         """Queue a node that can be evicted; forget a root that holds nothing."""
