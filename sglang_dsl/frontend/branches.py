@@ -11,16 +11,18 @@ from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 from ..errors import BranchError, DslError, ForkError, JoinError, Origin
 from ..ir.specs import JoinMode
 from .bindings import Gathered
+from .data import mentions_in, replaced
 from .drafting import Cursor
-from .expressions import Handle
+from .expressions import Chain, Handle, Mention
 from .gathering import JoinRequest, check_parent, gather, gather_text, new_names
-from .joined import Joined, Lazy
+from .joined import Joined, Lazy, LazyText
 from .regions import MAP_HINT, check_plain, is_async, no_coroutine
 from .sites import Site, caller_origin
 from .waiting import in_turn, run_concurrently
 
 T = TypeVar("T")
 R = TypeVar("R")
+_RETURNED = (Handle, Mention, Chain)
 
 
 class Branched(Protocol):
@@ -31,6 +33,14 @@ class Branched(Protocol):
 
     def cancel(self, reason: str = ...) -> None:
         """Stop it."""
+
+    def __contains__(self, key: object) -> bool: ...
+
+    def value_of(self, mention: Any) -> Any:
+        """See `State`."""
+
+    async def avalue_of(self, mention: Any) -> Any:
+        """See `State`."""
 
 
 S = TypeVar("S", bound=Branched)
@@ -119,7 +129,7 @@ class Branches(Generic[S]):
             return self._map_async(body, concurrency, origin)
         self._enter(body)
         run = in_turn if self._parent._cursor.recorder.tracing else run_concurrently
-        ended = run([partial(body, branch) for branch in self._states], concurrency)
+        ended = run([partial(_returned, body, branch) for branch in self._states], concurrency)
         coroutines = [value for value, _ in ended if iscoroutine(value)]
         for coroutine in coroutines:
             coroutine.close()
@@ -143,7 +153,7 @@ class Branches(Generic[S]):
         async def one(branch: S) -> tuple[R | None, Exception | None]:
             async with gate:
                 try:
-                    return await body(branch), None
+                    return await _areturned(branch, await body(branch)), None
                 except Exception as error:  # noqa: BLE001  a body's error is its result; the map raises it
                     return None, error
 
@@ -276,6 +286,28 @@ class Branches(Generic[S]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} branches of {self._fork_id}>"
+
+
+def _returned(body: Callable[[S], Any], branch: S) -> Any:
+    """What a body returns, with the values of the handles and mentions in it that its branch has appended."""
+    return replaced(body(branch), _RETURNED, lambda found: branch.value_of(found) if _is_of(found, branch) else found)
+
+
+async def _areturned(branch: Branched, value: Any) -> Any:
+    """The same without blocking the event loop."""
+    found = {
+        id(mention): await branch.avalue_of(mention)
+        for mention in mentions_in(value, _RETURNED, set())
+        if _is_of(mention, branch)
+    }
+    return replaced(value, _RETURNED, lambda mention: found.get(id(mention), mention))
+
+
+def _is_of(mention: Any, branch: Branched) -> bool:
+    """Whether it stands for a value of the branch. Lazy values are used like their values, so they stay what they are."""
+    if isinstance(mention, LazyText):
+        return False
+    return not isinstance(mention, Handle) or mention in branch
 
 
 def _all_or_first_error(results: list[Any], ended: Sequence[tuple[Any, Exception | None]], origin: Origin) -> list[Any]:

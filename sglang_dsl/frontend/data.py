@@ -8,7 +8,8 @@ filled in once the values are there, so that a tool gets the objects themselves.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from typing import Any, TypeAlias
@@ -16,7 +17,7 @@ from typing import Any, TypeAlias
 from ..errors import GraphError, Origin, ProgramError
 from ..ir.evaluation import text_of
 from ..ir.execution import Outcome
-from ..ir.nodes import Concat, Constant, DictOf, Expression, ListOf, Reference
+from ..ir.nodes import Concat, Constant, DictOf, Expression, ListOf, Operation, Piece, Plain, Reference
 from ..ir.operations import apply_all, jsonable
 from .bindings import Bound, Local
 from .conversion import Conversion, fields_of, is_exact
@@ -178,6 +179,52 @@ def json_constant(value: Any, origin: Origin) -> Constant:
             "a dict whose keys are not text is not data that JSON holds", hint="use strings as keys", origin=origin
         )
     return Constant(data)
+
+
+def json_pieces(expression: Expression) -> Iterator[Piece]:
+    """The JSON text of an expression; of values that do not exist yet the graph will make it."""
+    match expression:
+        case Constant(value):
+            yield Plain(json.dumps(value, ensure_ascii=False))
+        case Reference(node_id, operations):
+            yield Reference(node_id, (*operations, Operation("json")))
+        case ListOf(items):
+            yield Plain("[")
+            for index, item in enumerate(items):
+                yield from ((Plain(", "),) if index else ())
+                yield from json_pieces(item)
+            yield Plain("]")
+        case DictOf(pairs):
+            yield Plain("{")
+            for index, (key, item) in enumerate(pairs):
+                yield Plain(f"{', ' if index else ''}{json.dumps(key, ensure_ascii=False)}: ")
+                yield from json_pieces(item)
+            yield Plain("}")
+        case Concat(parts):
+            yield Plain('"')
+            for part in parts:
+                yield from _inside_quotes(part)
+            yield Plain('"')
+
+
+def _inside_quotes(part: Expression) -> Iterator[Piece]:
+    """A part of a text, escaped for JSON, without the quotes."""
+    if isinstance(part, Constant):
+        yield Plain(json.dumps(text_of(part.value), ensure_ascii=False)[1:-1])
+    elif isinstance(part, Reference):
+        quoted = (Operation("format", ("",)), Operation("json"), Operation("slice", (1, -1, None)))
+        yield Reference(part.node_id, (*part.operations, *quoted))
+
+
+def merged(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Plain texts that follow each other as one."""
+    found: list[Piece] = []
+    for piece in pieces:
+        if isinstance(piece, Plain) and found and isinstance(found[-1], Plain):
+            found[-1] = Plain(found[-1].text + piece.text)
+        else:
+            found.append(piece)
+    return tuple(found)
 
 
 def _not_data(value: Any, origin: Origin) -> ProgramError:

@@ -224,7 +224,7 @@ class Generation(Handle[T_co]):
 class Selection(Handle[T_co]):
     """The best of several texts under the model; made by `select(...)`."""
 
-    __slots__ = ("choices", "method", "model")
+    __slots__ = ("choices", "convert", "method", "model")
 
     def __init__(
         self,
@@ -233,8 +233,10 @@ class Selection(Handle[T_co]):
         *,
         method: str,
         model: str | None,
+        convert: Convert | None = None,
     ) -> None:
         self.name = name
+        self.convert = convert
         self.choices = choices
         self.method = method
         self.model = model
@@ -246,7 +248,7 @@ class Selection(Handle[T_co]):
         """One Select."""
         choices = tuple(draft.choice(c) for c in self.choices)
         node_id = draft.push(Select, name=self.name, choices=choices, method=self.method, model=self.model)
-        draft.bind(self, Bound(node_id, None, self))
+        draft.bind(self, Bound(node_id, self.convert, self))
 
 
 class Turn(Expression):

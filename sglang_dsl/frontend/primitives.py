@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
+from enum import Enum
 from functools import lru_cache
 from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, get_args, overload
 
@@ -15,8 +17,8 @@ from ..errors import ConstraintError, DslError, SpecError
 from ..ir.nodes import Reasoning
 from ..ir.specs import MOST_TOKENS, ConstraintSpec, SamplingSpec, SelectMethod, flag, number, utf8_text, whole
 from .checks import Partly, check_of
-from .expressions import Generation, Mention, Picture, RawText, Selection
-from .outputs import TEXT, Output, output_of
+from .expressions import Expression, Generation, Mention, Picture, RawText, Selection
+from .outputs import TEXT, Output, one_of, output_of
 from .sites import caller_origin
 
 T = TypeVar("T")
@@ -49,7 +51,7 @@ class GenOptions(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     regex: str | None
-    choices: Sequence[str] | None
+    choices: Iterable[Any] | None
     grammar: str | None
     model: str | None
     retries: int
@@ -103,7 +105,7 @@ def gen(
     type: Any = None,  # noqa: A002  the word users know from everywhere
     schema: Any = None,
     regex: str | None = None,
-    choices: Sequence[str] | None = None,
+    choices: Iterable[Any] | None = None,
     grammar: str | None = None,
     model: str | None = None,
     retries: int = 0,
@@ -112,6 +114,7 @@ def gen(
     reasoning: Reasoning | bool = False,
     timeout_s: float | None = None,
     heal: bool = False,
+    **unknown: Any,
 ) -> Generation[Any]:
     """A model call that writes text.
 
@@ -128,6 +131,8 @@ def gen(
     Raises:
         SpecError: an option outside its range. ConstraintError: a regex that is none.
     """
+    if unknown:
+        raise _unknown_option("gen", next(iter(unknown)), (*GenOptions.__annotations__, "n", "type", "schema"))
     try:
         sampling, given = _sampling(
             max_tokens,
@@ -159,11 +164,16 @@ def gen(
         if output is not TEXT:
             fields.update(constraint=output.constraint, decode=output.decode)
         if model is not None:
-            fields["model"] = model
+            fields["model"] = _model(model)
         if retries or partial_ok or reasoning is not False or timeout_s is not None or heal:
             fields.update(_rare(retries, partial_ok, reasoning, timeout_s, heal))
         if n is not None:
             _whole("n", n)
+        if validate is not None and not callable(validate):
+            raise SpecError(
+                f"validate={_short(validate)} cannot be called",
+                hint="a function of the value that returns False, or raises ValueError, where it refuses",
+            )
     except DslError as error:
         raise error.at(caller_origin()) from error.__cause__
     except TypeError as error:  # a list where a number belongs, a number where a list belongs
@@ -192,6 +202,7 @@ def select(
     *,
     method: SelectMethod = "mean",
     model: str | None = None,
+    **unknown: Any,
 ) -> Selection[str]:
     """The best of several texts under the model; appended, and the value.
 
@@ -201,22 +212,22 @@ def select(
     Raises:
         SpecError: no choices, something that is not text, or an unknown method.
     """
-    listed = tuple(choices) if not isinstance(choices, str) else choices
-    if isinstance(listed, str) or not listed:
-        what = f"choices={choices!r} is a single string" if isinstance(choices, str) else "select has no choices"
-        raise SpecError(what, hint='select("kind", ["a", "b"])', origin=caller_origin())
-    for choice in listed:
-        if not isinstance(choice, (str, Mention)):
-            raise SpecError(
-                f"the choice {choice!r} is a {type(choice).__name__}, not text",
-                hint="use strings",
-                origin=caller_origin(),
-            )
-    if method not in get_args(SelectMethod):
+    if unknown:
+        raise _unknown_option("select", next(iter(unknown)), ("name", "choices", "method", "model"))
+    try:
+        name = _name(name)
+        listed = listed_choices(choices, 'select("kind", ["a", "b"])', "select has no choices")
+        plain = [choice for choice in listed if not isinstance(choice, Mention)]
+        output = one_of(plain, "choices") if any(isinstance(choice, Enum) for choice in plain) else TEXT
+        _model(model)
+    except DslError as error:
+        raise error.at(caller_origin()) from error.__cause__
+    texts = tuple(str.__str__(choice.value) if isinstance(choice, Enum) else choice for choice in listed)
+    if not isinstance(method, str) or method not in get_args(SelectMethod):
         raise SpecError(
             f"method={method!r} is unknown", hint=f"one of {get_args(SelectMethod)}", origin=caller_origin()
         )
-    return Selection(_name(name), listed, method=method, model=model)
+    return Selection(name, texts, method=method, model=model, convert=output.convert)
 
 
 def raw(text: str) -> RawText:
@@ -241,18 +252,21 @@ def _sampling(*values: Any) -> tuple[SamplingSpec, frozenset[str]]:
 
 
 def _output(
-    *, wanted: Any, schema: Any, regex: str | None, choices: Sequence[str] | None, grammar: str | None
+    *, wanted: Any, schema: Any, regex: str | None, choices: Iterable[Any] | None, grammar: str | None
 ) -> Output:
     given = {"type": wanted, "schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
         raise SpecError(f"{' and '.join(names)} exclude each other", hint=f"keep one of {', '.join(names)}")
+    for name, text in (("regex", regex), ("grammar", grammar)):
+        if text is not None and not isinstance(text, str):
+            raise SpecError(f"{name}={_short(text)} is not text", hint=f'{name}="..."')
     if regex is not None:
         return Output(ConstraintSpec(kind="regex", text=_regex(regex)))
     if grammar is not None:
         return Output(ConstraintSpec(kind="lark", text=grammar))
     if choices is not None:
-        return Output(ConstraintSpec.choices(_choices(choices)))
+        return one_of(listed_choices(choices, 'gen(choices=["a", "b"])'), "choices")
     return output_of(wanted if wanted is not None else schema)
 
 
@@ -290,6 +304,21 @@ def _name(name: str | None) -> str | None:
     return name
 
 
+def _unknown_option(function: str, name: str, known: Iterable[str]) -> SpecError:
+    near = get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}=?" if near else f"one of {', '.join(sorted(known))}"
+    return SpecError(f"{function} has no option {name!r}", hint=hint, origin=caller_origin())
+
+
+def _model(model: str | None) -> str | None:
+    if model is not None and (not isinstance(model, str) or not model):
+        raise SpecError(
+            f"model={_short(model)} is not the name of a model",
+            hint='model="judge", one of RunOptions(models={"judge": ...})',
+        )
+    return model
+
+
 def _whole(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SpecError(f"{name}={value!r} is not a whole number above 0", hint=f"{name}=3")
@@ -299,10 +328,41 @@ def _regexes(texts: Texts) -> tuple[str, ...]:
     return tuple(map(_regex, (texts,) if isinstance(texts, str) else texts))
 
 
-def _choices(choices: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(choices, str) or not choices or not all(isinstance(c, str) for c in choices):
-        raise SpecError(f"choices={choices!r} is not a list of strings", hint='choices=["a", "b"]')
-    return tuple(choices)
+def listed_choices(choices: Any, example: str, empty: str = "the list of choices is empty") -> tuple[Any, ...]:
+    """Choices as they are given, in order, each once: strings, members of Enums, mentions; a whole Enum is its members.
+
+    Raises:
+        SpecError: not several texts.
+    """
+    if isinstance(choices, type) and issubclass(choices, Enum):
+        choices = list(choices)
+    if isinstance(choices, (str, bytes)) or not isinstance(choices, Iterable) or isinstance(choices, Expression):
+        raise SpecError(f"choices={choices!r} is not a list of strings", hint=example)
+    if isinstance(choices, Mapping):
+        raise SpecError(
+            f"choices={_short(choices)} is a dict", hint="list(d) for its keys, list(d.values()) for its values"
+        )
+    listed = sorted(choices, key=_in_order) if isinstance(choices, (set, frozenset)) else list(choices)
+    if not listed:
+        raise SpecError(empty, hint=example)
+    for choice in listed:
+        said = choice.value if isinstance(choice, Enum) else choice
+        if not isinstance(said, (str, Mention)) or (isinstance(choice, Enum) and isinstance(said, Mention)):
+            raise SpecError(
+                f"the choice {choice!r} is a {type(choice).__name__}, not text",
+                hint=f"use strings: {str(said)!r}; gen(type=Literal[...]) takes numbers",
+            )
+    return tuple(listed)
+
+
+def _in_order(choice: Any) -> str:
+    """Sets have no order that two processes agree on, and the order decides between equal choices."""
+    return str(choice.value if isinstance(choice, Enum) else choice)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _regex(pattern: str) -> str:

@@ -22,7 +22,7 @@ from ..ir.nodes import Fork
 from ..ir.nodes import Tool as ToolNode
 from .bindings import Bindings, Bound, Gathered, Local, history
 from .branches import Branches
-from .data import Text, read_mention, resolved_mention
+from .data import Text, json_pieces, merged, read_mention, resolved_mention
 from .drafting import Cursor, Statement
 from .expressions import Handle, Mention
 from .joined import Lazy
@@ -134,6 +134,18 @@ class State:
         """Mention a value in text without waiting for it: `s += "You said " + s.ref("a")`."""
         bound = key.bound if isinstance(key, Lazy) else self._find(key)
         return Mention(bound.pieces, repr(key), bound)
+
+    def json(self, value: Any) -> Mention:
+        """A value as JSON text, quoted and escaped, to be appended: `s += '{"name": ' + s.json(s.ref("name")) + "}"`.
+
+        Takes plain data, dataclasses and models, with mentions at any depth; does not wait for these.
+
+        Raises:
+            ProgramError: something in it has no JSON.
+        """
+        origin = caller_origin()
+        expression = self._cursor.recorder.expression(value, self._find, origin)
+        return Mention(merged(json_pieces(expression)), "json")
 
     def value_of(self, mention: Any) -> Any:
         """The value of what stands for one inside data: a handle, `s.ref(...)`, a join, a tool call. Waits for it.

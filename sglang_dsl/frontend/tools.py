@@ -53,7 +53,7 @@ class Tool(Generic[P, R]):
         self._unbound: Tool[..., R] | None = None
         self.__signature__ = inspect.signature(function)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """The function itself, called here and now."""
         function: Callable[..., R] = self.function
         return function(*args, **kwargs) if self._unbound is None else function(self._owner, *args, **kwargs)
@@ -155,7 +155,7 @@ class Tool(Generic[P, R]):
                 raise InvalidValueError(f"argument {name!r}: {error.what}", text=error.text) from error
         return taken
 
-    def invoke(self, **arguments: Any) -> Any:
+    def invoke(self, /, **arguments: Any) -> Any:
         """For a stored graph, which knows JSON only: arguments become what the annotations say, the result JSON that comes
         back equal. Raises FormatError where it does not.
         """
@@ -205,7 +205,7 @@ class ObjectTool:
     def __init__(self, tool: Tool[..., Any]) -> None:
         self.tool = tool
 
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, /, **arguments: Any) -> Any:
         """The result, or an awaitable of it."""
         return self.tool._result(arguments)
 

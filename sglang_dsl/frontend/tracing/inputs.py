@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _LEAVES: dict[type, Shape] = {
     str: TEXT, int: Number(), float: Number(float), bool: BOOL,
 }  # fmt: skip
+_CHANGEABLE = (list, dict, set, bytearray, deque)
 _MISSING = object()
 
 
@@ -35,6 +37,7 @@ class Symbols:
     ) -> None:
         self._given = _by_name(program, args, kwargs)
         self._hints = _hints(program)
+        self._defaults = _changeable_defaults(program)
         for name in symbolic:
             if name not in program.parameters:
                 raise TraceError(
@@ -52,6 +55,7 @@ class Symbols:
         values: dict[str, Any] = {**dict(positional), **named}
         fresh = {name: self._fresh(name, value, trace) for name, value in values.items()}
         fresh.update((name, self._fresh(name, _MISSING, trace)) for name in self._symbolic if name not in fresh)
+        fresh.update((name, _copied(value, name)) for name, value in self._defaults.items() if name not in fresh)
         order = [fresh.pop(name) for name, _ in positional]
         return tuple(order), fresh
 
@@ -84,6 +88,18 @@ def _by_name(
     positional = list(zip(names, args, strict=False))
     bound = {name: value for name, value in program.bound.items() if name not in dict(positional)}
     return positional, {**bound, **kwargs}
+
+
+def _changeable_defaults(program: Traceable) -> dict[str, Any]:
+    """Defaults that a body could change for the runs after it, by parameter."""
+    parameters = inspect.signature(program.function).parameters
+    return {
+        name: parameters[name].default
+        for name in program.parameters
+        if name in parameters
+        and isinstance(parameters[name].default, _CHANGEABLE)
+        and parameters[name].kind is not inspect.Parameter.POSITIONAL_ONLY
+    }
 
 
 def _hints(program: Traceable) -> dict[str, Any]:

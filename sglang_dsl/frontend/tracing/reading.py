@@ -78,7 +78,8 @@ def shape_of(path: Walk, bound: Bound) -> Shape:
     match node:
         case Select(choices=choices):
             texts = [c for c in choices if isinstance(c, str)]
-            return Finite(tuple((c, c) for c in dict.fromkeys(texts))) if len(texts) == len(choices) else TEXT
+            read = bound.convert or str
+            return Finite(tuple((c, read(c)) for c in dict.fromkeys(texts))) if len(texts) == len(choices) else TEXT
         case Gen():
             return _of_gen(node, bound.convert)
         case Tool(tool=key):
