@@ -6,13 +6,14 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+from uuid import uuid4
 
 from ..errors import DecorationError, Origin, ProgramError
-from ..ir.execution import RunSpec, check_models_allowed, resolve
+from ..ir.execution import BatchItem, RunSpec, check_models_allowed, resolve
 from ..ir.graph import Graph
 from ..ir.specs import RunOptions
 from .batch import BATCH_CONCURRENCY, arun_all, run_all
@@ -249,7 +250,7 @@ class Program(Generic[P, R]):
         check_models_allowed(f"ran the program {self.name!r}")
         calls = [_call_of(item) for item in items]
         return run_all(
-            [partial(self._open, *call, settled(options)) for call in calls],
+            [partial(self._open, *call, settled(options), place) for call, place in _placed(calls)],
             concurrency=concurrency,
             progress=progress,
             asynchronous=self.asynchronous,
@@ -261,7 +262,8 @@ class Program(Generic[P, R]):
     ) -> list[Result[R]]:
         """Like `run_batch`, awaited; an `async def` program needs no threads."""
         calls = [_call_of(item) for item in items]
-        return await arun_all([partial(self._aexecute, *call, settled(options)) for call in calls], concurrency)
+        opened = [partial(self._aexecute, *call, settled(options), place) for call, place in _placed(calls)]
+        return await arun_all(opened, concurrency)
 
     # tracing -----------------------------------------------------------------------------------------------------
 
@@ -322,10 +324,12 @@ class Program(Generic[P, R]):
                 origin=caller_origin(),
             )
 
-    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Session[R]:
+    def _open(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions, batch: BatchItem | None = None
+    ) -> Session[R]:
         arguments = {**self.bound, **dict(zip(self.parameters, args, strict=False)), **kwargs}
         prediction = self._predicted(args, kwargs, options) if self.pure else None
-        spec = RunSpec(program=self.name, options=options, arguments=arguments, prediction=prediction)
+        spec = RunSpec(program=self.name, options=options, arguments=arguments, prediction=prediction, batch=batch)
         return Session(
             lambda state: self.call(state, args, kwargs),
             spec,
@@ -349,8 +353,10 @@ class Program(Generic[P, R]):
         session = self._open(args, kwargs, options)
         return run_async_session(session) if self.asynchronous else session.execute()
 
-    async def _aexecute(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Result[R]:
-        session = self._open(args, kwargs, options)
+    async def _aexecute(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions, batch: BatchItem | None = None
+    ) -> Result[R]:
+        session = self._open(args, kwargs, options, batch)
         if self.asynchronous:
             return await session.aexecute()
         import asyncio
@@ -367,6 +373,14 @@ class Program(Generic[P, R]):
 
 def _restored(root: Program[..., R], bound: Mapping[str, Any], method_of: object) -> Program[..., R]:
     return root._copy(bound=bound, method_of=method_of)
+
+
+def _placed(
+    calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
+) -> Iterator[tuple[tuple[tuple[Any, ...], dict[str, Any]], BatchItem]]:
+    """The calls of a batch, each with its place in it."""
+    batch_id = uuid4().hex
+    return ((call, BatchItem(batch_id, index, len(calls))) for index, call in enumerate(calls))
 
 
 def run_async_session(session: Session[R]) -> Result[R]:

@@ -69,6 +69,15 @@ class RunSummary:
     text: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchItem:
+    """Which of how many runs that were asked for together."""
+
+    batch_id: str
+    index: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """What an Executor needs to open a run. `registry`: Python callables by key (tools, join keys, validators)."""
@@ -78,6 +87,7 @@ class RunSpec:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     registry: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     prediction: Graph | None = None  # from an earlier run or trace; never changes results
+    batch: BatchItem | None = None
 
 
 class Run(Protocol):

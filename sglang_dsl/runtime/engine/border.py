@@ -26,7 +26,7 @@ from ...ir.specs import (
 )
 from ..cache.keys import TokenIds
 from ..cache.namespace import Namespace
-from ..schedule.request import BranchOrder, GenerateRequest, Label, LeaseId, Request, ScoreRequest, Sink
+from ..schedule.request import BranchOrder, GenerateRequest, Label, LeaseId, Lineage, Request, ScoreRequest, Sink
 from ..text.stops import compile_stop_regex
 from .worker import WorkerInfo
 
@@ -230,6 +230,8 @@ def _label(label: object) -> Label:
     for name in ("run_id", "node_id", "name"):
         if not isinstance(getattr(label, name), str):
             raise SpecError(f"label.{name}={shown(getattr(label, name))} is not a string", hint="Label(name='a')")
+    if label.lineage is not None and not isinstance(label.lineage, Lineage):
+        raise SpecError(f"label.lineage={shown(label.lineage)} is no Lineage", hint="leave it out")
     whole("label.sample", label.sample, 0)
     whole("label.attempt", label.attempt, 0)
     return label

@@ -128,6 +128,7 @@ class _Call:
             name=getattr(node, "name", None) or "",
             sample=sample,
             attempt=attempt,
+            lineage=self.entry.lineage,
         )
 
     def deadline_s(self, timeout_s: float | None = None) -> float | None:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ...errors import GraphError
 from ...ir.execution import Outcome
 from ...ir.nodes import Fork, Gen, Input, Join, Loop, Map, Node, Return, Select, Switch, Tool
-from ..schedule.request import OUTERMOST, BranchOrder, LeaseId
+from ..schedule.request import OUTERMOST, BranchOrder, LeaseId, Lineage
 from ..text.protocol import TextPiece, Turns
 from .target import Target
 
@@ -64,6 +64,7 @@ class Entry:
     on_place: list[Entry] = field(default_factory=list)
     on_done: list[Entry] = field(default_factory=list)
     watchers: list[Callable[[Entry], None]] = field(default_factory=list)
+    lineage: Lineage | None = None
     claim: Claim | None = None
     claims: dict[int, Claim] = field(default_factory=dict)  # forks: by branch
     lease: tuple[Target, LeaseId] | None = None  # forks
@@ -83,7 +84,7 @@ class Entry:
         door = cls(
             scope.prefix, _DOOR, scope, region, status="done", placed=True, claim=region.claim, turns=region.turns
         )
-        door.place, door.known = region.place, region.known
+        door.place, door.known, door.lineage = region.place, region.known, region.lineage
         region.children.append(door)
         return door
 

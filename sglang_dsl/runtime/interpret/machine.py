@@ -23,10 +23,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import BranchError, CancelledError, DslError, EngineClosedError, GraphError, RunError
 from ...ir.evaluation import Lookup
-from ...ir.execution import Event, EventKind, Outcome, RunSpec
+from ...ir.execution import BatchItem, Event, EventKind, Outcome, RunSpec
 from ...ir.nodes import Gen, Node, RoleBegin, RoleEnd, data_of
 from ..plan.critical import longest_path
-from ..schedule.request import BranchOrder, Request, Sink
+from ..schedule.request import BranchOrder, Lineage, Request, Sink
 from ..text.protocol import Turns
 from .awaited import Awaited
 from .budget import Budget
@@ -71,6 +71,8 @@ class Machine:
         self.models = models
         self.registry: dict[str, Callable[..., Any]] = dict(spec.registry)
         self.root = Scope()
+        batch = spec.batch or BatchItem(self.run_id, 0, 1)
+        self._lineage = Lineage(batch.batch_id, batch.index, batch.size)
         self.entries: dict[str, Entry] = {}
         self.events = EventLog()
         self.tally = Tally()
@@ -204,17 +206,19 @@ class Machine:
         source.on_done.append(entry)
 
     def _join_branch(self, entry: Entry) -> None:
-        """Which branch's claim the entry stands under."""
+        """Which branch the entry stands in, and under which claim."""
         context, branch = entry.context, entry.node.branch
         if context is None:
+            entry.lineage = self._lineage
             return
-        entry.claim = context.claim
+        entry.claim, entry.lineage = context.claim, context.lineage
         if branch is not None:
             if branch < 0 or branch >= getattr(context.node, "size", 0):
                 raise BranchError(
                     f"node {entry.id!r} names branch {branch} of {context.id!r}, which has no such branch"
                 )
             entry.claim = self.leases.claim(context, branch)
+            entry.lineage = Lineage(context.id, branch, getattr(context.node, "size", 0), context.lineage)
         if entry.claim is not None and entry.may_spend:
             entry.claim.spenders += 1
 

@@ -18,6 +18,7 @@ from ...ir.evaluation import arm_of, evaluate, same
 from ...ir.execution import Outcome
 from ...ir.graph import Graph
 from ...ir.nodes import Expression, Input, Loop, Map, Return, Switch, references_in
+from ..schedule.request import Lineage
 from .entry import Entry, Scope
 from .machine import Machine
 from .user_calls import keep_context
@@ -80,6 +81,7 @@ def begin_map(machine: Machine, entry: Entry) -> None:
         body = Body(machine, entry, node.body, str(index), entry)
         body.scope.bound[node.item] = item
         body.door.claim = machine.leases.claim(entry, index)
+        body.door.lineage = Lineage(entry.id, index, len(items), entry.lineage)
         body.run(node.result, partial(ended, index))
         machine.leases.close(entry, [index])
 

@@ -65,6 +65,19 @@ class BranchOrder:
 OUTERMOST = BranchOrder()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Lineage:
+    """One of `size` siblings that may run at the same time: a branch of a fork, an item of a map or of a batch of runs.
+
+    region: the id of the fork or map, or of the batch. outer: the sibling of an outer region in which it stands.
+    """
+
+    region: str
+    index: int
+    size: int
+    outer: Lineage | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Label:
     """Who asks: for scripts of the mock, logs, cancellation and errors. Never interpreted by the scheduler."""
@@ -74,6 +87,7 @@ class Label:
     name: str = ""
     sample: int = 0
     attempt: int = 0
+    lineage: Lineage | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Which call gets which reply. Strict: an unscripted call fails with its prompt, and replies left over fail `verify`.
 
-["one", "two"]                      the calls in order of submission
+["one", "two"]                      the calls in order of the program: siblings in rounds, in branch order
 {"answer": "yes"}                   every call of this name (or node id)
 {"answer": ["a", "b"]}              its first call, its second call
 {"k": {"Lyon": -1.0, "Paris": -2}}  a select: scores of its choices; {"k": "Lyon"} makes that choice win
@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ....errors import ScriptError
+from ...schedule.request import Lineage
 from .log import Call
 from .reply import Answerer, Reply, ReplyLike, fails, reply_of
 
@@ -25,6 +26,7 @@ Score: TypeAlias = float | Sequence[float]
 Scores: TypeAlias = Callable[[Call, str], Score] | Mapping[str, Mapping[str, Score]]
 ScriptLike: TypeAlias = "Script | Answerer | Mapping[str, Any] | Sequence[Any] | None"
 
+_NO_RUN = Lineage("", 0, 1)  # calls that no program makes
 PROMPT_SHOWN = 240  # characters of a prompt's end, in an error
 
 
@@ -45,23 +47,30 @@ class Script(Protocol):
 
 
 class Queue:
-    """Replies in order; then an error, the whole list again, or the last one for ever."""
+    """Replies in order; then an error, the whole list again, or the last one for ever.
+
+    The order is that of the program, not of who asks first: see `Places`. A call whose place lies behind the end of the list
+    (siblings that call unequally often) takes the first reply that is left.
+    """
 
     def __init__(self, replies: Sequence[ReplyLike | Answerer], policy: Policy = "strict") -> None:
         if not replies:
             raise ScriptError("a script without replies", hint="give at least one reply, or no script at all")
         self._replies = list(replies)
         self._policy = policy
-        self._next = 0
+        self._places = Places()
+        self._left = dict.fromkeys(range(len(replies)))
 
     def answer(self, call: Call) -> Reply | None:
         """See `Script`."""
-        index = self._next
-        self._next += 1
-        if index >= len(self._replies):
-            if self._policy in ("strict", "echo"):
+        index = self._places.next(call.label.lineage or _NO_RUN)
+        if self._policy == "cycle":
+            index %= len(self._replies)
+        elif index not in self._left:
+            index = next(iter(self._left), -1)
+            if index < 0 and self._policy != "last":
                 return None
-            index = index % len(self._replies) if self._policy == "cycle" else -1
+        self._left.pop(index, None)
         return _answered(self._replies[index], call)
 
     def describe(self) -> str:
@@ -70,11 +79,90 @@ class Queue:
 
     def leftovers(self) -> list[str]:
         """See `Script`."""
-        return [f"reply {i}: {_short(reply)}" for i, reply in enumerate(self._replies)][self._next :]
+        return [f"reply {i}: {_short(self._replies[i])}" for i in self._left]
 
     def names(self) -> Iterable[str]:
         """See `Script`."""
         return ()
+
+
+class Places:
+    """Which call is the how-manieth, whoever of several siblings asks first.
+
+    Siblings (branches of a fork, items of a map or a batch) take turns in rounds: first the first call of each, in order, then
+    the second of each. What a state calls after a fork comes after all that its branches have called by then; a run that is
+    asked for later comes after those before it.
+
+        x    fork(3): x x    x         places   0    1 2 3    7
+                      x x                            4 5 6
+    """
+
+    def __init__(self) -> None:
+        self._lines: dict[Lineage, _Line] = {}
+        self._outermost: dict[str, _Region] = {}
+        self._end = 0
+
+    def next(self, lineage: Lineage) -> int:
+        """The place of this sibling's next call."""
+        line = self._line(lineage)
+        place = line.begin + line.calls * line.width + line.offset
+        line.calls += 1
+        self._end = max(self._end, place + 1)
+        while (outer := line.region.outer) is not None:  # what follows a region comes behind its last round
+            behind = line.region.begun_at + line.region.size * line.calls
+            if outer.calls >= behind:
+                break
+            outer.calls, line = behind, outer
+        return place
+
+    def _line(self, lineage: Lineage) -> _Line:
+        unknown: list[Lineage] = []
+        at: Lineage | None = lineage
+        while at is not None and at not in self._lines:
+            unknown.append(at)
+            at = at.outer
+        outer = None if at is None else self._lines[at]
+        for each in reversed(unknown):
+            outer = self._lines[each] = self._region(each, outer).line(each.index)
+        return self._lines[lineage]
+
+    def _region(self, lineage: Lineage, outer: _Line | None) -> _Region:
+        regions = self._outermost if outer is None else outer.regions
+        found = regions.get(lineage.region)
+        if found is None:
+            found = regions[lineage.region] = _Region(lineage.size, outer, self._end)
+        return found
+
+
+class _Region:
+    """A fork, map or batch, as far as its siblings call. `begun_at`: calls of the outer line when the first sibling called."""
+
+    def __init__(self, size: int, outer: _Line | None, end: int) -> None:
+        self.size = size
+        self.outer = outer
+        self.begun_at = 0 if outer is None else outer.calls
+        self._begin = end if outer is None else outer.begin + outer.calls * outer.width
+        self._width = size * (1 if outer is None else outer.width)
+        self._offset = 0 if outer is None else outer.offset * size
+        self._lines: dict[int, _Line] = {}
+
+    def line(self, index: int) -> _Line:
+        """That of one sibling."""
+        if index not in self._lines:
+            self._lines[index] = _Line(self, self._begin, self._width, self._offset + index)
+        return self._lines[index]
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """The calls of one sibling: its call number n has the place begin + n * width + offset."""
+
+    region: _Region
+    begin: int
+    width: int
+    offset: int
+    calls: int = 0
+    regions: dict[str, _Region] = field(default_factory=dict)
 
 
 class ByName:
