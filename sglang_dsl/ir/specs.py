@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from functools import partial
 from numbers import Real
 from operator import index as as_index
@@ -70,6 +71,22 @@ def flag(name: str, value: object) -> bool:
     if value is not True and value is not False:
         raise SpecError(f"{name}={shown(value)} is neither True nor False", hint=f"{name}=True")
     return value
+
+
+def one_of(name: str, value: object, known: Iterable[object]) -> None:
+    """Raise SpecError, with the nearest known value, for one that is not known."""
+    known = tuple(known)
+    if any(value == each and type(value) is type(each) for each in known):
+        return
+    near = (
+        get_close_matches(value, [each for each in known if isinstance(each, str)], n=1)
+        if isinstance(value, str)
+        else []
+    )
+    raise SpecError(
+        f"{name}={shown(value)} is unknown" + (f"; did you mean {near[0]!r}?" if near else ""),
+        hint=f"one of {', '.join(map(repr, known))}",
+    )
 
 
 def utf8_text(name: str, value: object) -> str:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Any, Literal, TypeAlias, get_args
 
-from ..errors import CancelledError, DeadlineError, EngineError, QueueFullError, SpecError
+from ..errors import CancelledError, DeadlineError, EngineError, QueueFullError, ScriptError, SpecError
 from ..ir.execution import Executor, resolve
+from ..ir.specs import one_of, shown, utf8_text, whole
 from ..runtime.backends.interpreted import HasTarget, InterpretedExecutor
 from ..runtime.interpret.forwarding import ForwardingTarget
 from ..runtime.interpret.target import Target
@@ -39,6 +41,15 @@ class Fault:
     times: int | None = None
     used: int = field(default=0, compare=False)
 
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, get_args(FaultKind))
+        whole("after", self.after, 0)
+        utf8_text("text", self.text)
+        if self.times is not None:
+            whole("times", self.times, 1)
+        if self.error is not None and not isinstance(self.error, Exception):
+            raise SpecError(f"error={shown(self.error)} is no exception", hint='error=EngineError("down")')
+
     def take(self) -> bool:
         """Whether it strikes once more."""
         if self.times is not None and self.used >= self.times:
@@ -50,13 +61,52 @@ class Fault:
 def with_faults(backend: str | Executor, faults: Mapping[str, Fault]) -> InterpretedExecutor:
     """A backend whose calls of these names (or node ids) go wrong. Closing it closes `backend`.
 
+    As a context manager, or where `backend` is verified at the end of a test, it raises ScriptError if a fault never struck.
+
     Raises:
-        SpecError: the backend has no model of its own.
+        SpecError: what is no fault; the backend has no model of its own.
     """
+    if not isinstance(faults, Mapping):
+        raise SpecError(f"faults={shown(faults)} is no dict of faults by name", hint='{"answer": Fault("fail")}')
+    for name, fault in faults.items():
+        if not isinstance(name, str) or not isinstance(fault, Fault):
+            raise SpecError(f"{shown(name)}: {shown(fault)} is no fault by name", hint='{"answer": Fault("fail")}')
     executor = resolve(backend)
     if not isinstance(executor, HasTarget):
         raise SpecError(f"backend {executor.name!r} has no model whose calls could fail")
-    return InterpretedExecutor(f"{executor.name} with faults", FaultyTarget(executor.target, faults), executor.close)
+    faulty = FaultyExecutor(executor, FaultyTarget(executor.target, faults))
+    faulty.also_verify(partial(_all_struck, faults))
+    if isinstance(executor, InterpretedExecutor):
+        executor.also_verify(partial(_all_struck, faults))
+    return faulty
+
+
+class FaultyExecutor(InterpretedExecutor):
+    """Implements `Executor` around another. Made by `with_faults(...)`."""
+
+    def __init__(self, executor: Executor, target: FaultyTarget) -> None:
+        super().__init__(f"{executor.name} with faults", target, executor.close)
+        self._executor = executor
+
+    def __getattr__(self, name: str) -> Any:
+        """What the backend itself answers: a mock's `calls`, `log` and the like."""
+        return getattr(self._executor, name)
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+        if exception[1] is None:
+            self.verify()
+            if isinstance(self._executor, InterpretedExecutor):
+                self._executor.verify()
+
+
+def _all_struck(faults: Mapping[str, Fault]) -> None:
+    idle = [name for name, fault in faults.items() if not fault.used]
+    if idle:
+        raise ScriptError(
+            f"{len(idle)} faults never struck: {', '.join(map(repr, idle))}; no call of these names was made",
+            hint="correct the name, or remove the fault",
+        )
 
 
 class FaultyTarget(ForwardingTarget):

@@ -11,9 +11,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
-from ..errors import GoldenError
+from ..errors import GoldenError, SpecError
 from ..ir.graph import Graph
 from ..ir.nodes import Node
+from ..ir.specs import shown
 from ..ir.text_format import parse, print_graph
 
 SUFFIX = ".graph"
@@ -33,7 +34,16 @@ class Change:
 
 
 def compare(golden: Graph, graph: Graph) -> tuple[Change, ...]:
-    """What changed from `golden` to `graph`, by node id: origins and the program's name do not count."""
+    """What changed from `golden` to `graph`, by node id: origins and the program's name do not count.
+
+    Raises:
+        SpecError: one of them is no Graph.
+    """
+    for name, each in (("golden", golden), ("graph", graph)):
+        if not isinstance(each, Graph):
+            raise SpecError(
+                f"{name}={shown(each)} is no Graph", hint="program.trace(...) makes one, and result.graph is one"
+            )
     return tuple(_changes(golden, graph))
 
 
@@ -41,9 +51,13 @@ def check_golden(graph: Graph, path: Path, *, update: bool = False) -> None:
     """Compare a graph with the file at `path`, or write it there with `update`.
 
     Raises:
+        SpecError: `graph` is none.
         GoldenError: the graph differs, or there is no file yet.
         FormatError: the file cannot be read.
     """
+    if not isinstance(graph, Graph):
+        raise SpecError(f"{shown(graph)} is no Graph", hint="program.trace(...) makes one, and result.graph is one")
+    path = Path(path)
     if update:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(print_graph(graph), encoding="utf-8")

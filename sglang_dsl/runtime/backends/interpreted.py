@@ -41,6 +41,7 @@ class InterpretedExecutor:
         self._target = target
         self._share_equal = share_equal
         self._close: list[Callable[[], None]] = [close]
+        self._checks: list[Callable[[], None]] = []
 
     @property
     def target(self) -> Target:
@@ -60,6 +61,15 @@ class InterpretedExecutor:
     def meter(self) -> Meter:
         """Facts of the default model."""
         return TargetMeter(self._target)
+
+    def verify(self) -> None:
+        """What a test wants to know at its end: raise where something prepared for it (a reply, a fault) was not used."""
+        for check in self._checks:
+            check()
+
+    def also_verify(self, check: Callable[[], None]) -> None:
+        """Let `verify` call `check`, too."""
+        self._checks.append(check)
 
     def close(self) -> None:
         """Release the model. Idempotent; calls in flight fail."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from ....errors import SpecError
+from ....ir.specs import flag, one_of, shown, utf8_text, whole
 from ...constrain.audit import audit
 from ...engine.clock import VirtualClock
 from ...engine.config import EngineConfig
@@ -49,7 +50,8 @@ class MockExecutor(InterpretedExecutor):
         return self.log.calls(which)
 
     def verify(self) -> None:
-        """Raise ScriptError if scripted replies were not used."""
+        """Raise ScriptError if scripted replies, or faults put around this mock, were not used."""
+        super().verify()
         error = left_over(self._script.script)
         if error is not None:
             raise error
@@ -104,8 +106,24 @@ def mock(
         config: of the engine.
 
     Raises:
-        SpecError: both `script` and `emits`. ScriptError: a script that is none.
+        SpecError: an option that is none, or both `script` and `emits`. ScriptError: a script that is none.
     """
+    _check_options(
+        emits=emits,
+        fail_if=fail_if,
+        unscripted=unscripted,
+        policy=policy,
+        scores=scores,
+        masked=masked,
+        language_model=language_model,
+        template=template,
+        context_tokens=context_tokens,
+        num_pages=num_pages,
+        page_size=page_size,
+        share_equal=share_equal,
+        cost=cost,
+        config=config,
+    )
     if script is not None and emits is not None:
         raise SpecError("mock() was given both a script and emits", hint="give one of them")
     if unscripted is None:
@@ -160,6 +178,37 @@ def open_mock(argument: str) -> MockExecutor:
     if argument:
         raise SpecError(f"the mock takes no argument, got {argument!r}", hint='backend="mock", or a mock(...) object')
     return mock(unscripted="echo")
+
+
+def _check_options(**options: Any) -> None:
+    """Raise SpecError, with the options' names, for what mock() cannot work with."""
+    one_of("unscripted", options["unscripted"], (None, *get_args(Unscripted)))
+    one_of("policy", options["policy"], get_args(Policy))
+    for name in ("masked", "share_equal"):
+        flag(name, options[name])
+    for name in ("context_tokens", "num_pages", "page_size"):
+        whole(name, options[name], 1)
+    emits, scores = options["emits"], options["scores"]
+    if emits is not None and (
+        isinstance(emits, (str, bytes))
+        or not isinstance(emits, Sequence)
+        or not all(isinstance(token, (str, bytes, Piece)) for token in emits)
+    ):
+        raise SpecError(f"emits={shown(emits)} is no list of token pieces", hint='emits=["red ", b"\\xf0\\x9f", ...]')
+    if options["fail_if"] is not None:
+        utf8_text("fail_if", options["fail_if"])
+    if scores is not None and not callable(scores) and not isinstance(scores, Mapping):
+        raise SpecError(f"scores={shown(scores)} is neither a dict nor a function", hint='scores={"kind": {"a": -1.0}}')
+    for name, kind in (("cost", CostModel), ("config", EngineConfig)):
+        if options[name] is not None and not isinstance(options[name], kind):
+            raise SpecError(f"{name}={shown(options[name])} is no {kind.__name__}", hint=f"{name}={kind.__name__}(...)")
+    if options["language_model"] is not None and not callable(options["language_model"]):
+        raise SpecError(
+            f"language_model={shown(options['language_model'])} is no function", hint="a function of two texts"
+        )
+    template = options["template"]
+    if template is not None and not callable(getattr(template, "open_turn", None)):
+        raise SpecError(f"template={shown(template)} is no ChatTemplate", hint="template=ChatMlTemplate(...)")
 
 
 def _nothing(call: Call) -> Reply | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Protocol
 
-from ....ir.specs import ConstraintSpec, SamplingSpec
+from ....errors import ScriptError, SpecError
+from ....ir.specs import ConstraintSpec, SamplingSpec, shown
 from ...schedule.request import GenerateRequest, GenerateResult, Label, Request, Result
 
 
@@ -77,8 +79,9 @@ class Call:
 class Calls:
     """Some of a mock's calls, in the order in which they were submitted."""
 
-    def __init__(self, calls: Sequence[Call]) -> None:
+    def __init__(self, calls: Sequence[Call], missing: str = "") -> None:
         self._calls = tuple(calls)
+        self._missing = missing  # what to say when a question about no call at all is asked
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -110,6 +113,7 @@ class Calls:
     @property
     def max_parallel(self) -> int:
         """The most of them that ran at the same time."""
+        self._need_some("max_parallel")
         changes = [(call.started, 1) for call in self._calls if call.started >= 0]
         changes += [(call.ended, -1) for call in self._calls if call.started >= 0 and call.ended >= 0]
         running = most = 0
@@ -143,7 +147,15 @@ class Calls:
         """Whether no shared prefix was computed twice (but for the one token a call recomputes of a prompt that is
         cached as a whole).
         """
+        self._need_some("prefilled_once")
         return self.computed_tokens <= self.distinct_tokens + self.count
+
+    def _need_some(self, question: str) -> None:
+        """Raise ScriptError where the answer would be true of nothing, because the name is wrong."""
+        if self._missing and not self._calls:
+            raise ScriptError(
+                f"{question} was asked of {self._missing}", hint="correct the name; calls(...).count may be 0"
+            )
 
 
 class CallLog:
@@ -176,7 +188,13 @@ class CallLog:
             return Calls(calls)
         if callable(which):
             return Calls([call for call in calls if which(call)])
-        return Calls([call for call in calls if which in (call.name, call.node_id)])
+        if not isinstance(which, str):
+            raise SpecError(f"calls({shown(which)}): not a name, a node id or a function", hint='calls("answer")')
+        names = {call.name or call.node_id for call in calls}
+        near = get_close_matches(which, names, n=1)
+        known = f"did you mean {near[0]!r}?" if near else f"calls were made of: {', '.join(sorted(names)) or 'none'}"
+        missing = f"the calls of {which!r}, and there is none; {known}"
+        return Calls([call for call in calls if which in (call.name, call.node_id)], missing)
 
     def _tick(self) -> int:
         with self._lock:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ....errors import EngineError, ScriptError
+from ....ir.specs import number, shown, whole
 from .log import Call
 
 
@@ -18,6 +20,13 @@ class Piece:
     raw: str | bytes
     logprob: float = -0.1
     top: tuple[tuple[str | bytes, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.raw, (str, bytes)):
+            raise ScriptError(
+                f"{shown(self.raw)} is no token", hint="a token is text, or bytes of a part of a character"
+            )
+        number("logprob", self.logprob, -math.inf, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +47,16 @@ class Reply:
     error_after: int = 0
     max_tokens: int | None = None
     unchecked: bool = False
+
+    def __post_init__(self) -> None:
+        whole("tokens", self.silent_tokens, 0)
+        whole("after", self.error_after, 0)
+        if self.max_tokens is not None:
+            whole("after", self.max_tokens, 1)
+        if not isinstance(self.text, str):
+            raise ScriptError(f"{shown(self.text)} is no text", hint="a reply's text is a str")
+        if self.error is not None and not isinstance(self.error, Exception):
+            raise ScriptError(f"{shown(self.error)} is no exception", hint='fails("the service is down")')
 
 
 ReplyLike: TypeAlias = "Reply | str | Mapping[str, Any] | Sequence[Any] | Exception | bool | int | float | None"

@@ -14,9 +14,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from ....errors import ScriptError
+from ....ir.specs import shown, whole
 from ...schedule.request import Lineage
 from .log import Call
 from .reply import Answerer, Reply, ReplyLike, fails, reply_of
@@ -30,6 +31,7 @@ _NO_RUN = Lineage("", 0, 1)  # calls that no program makes
 PROMPT_SHOWN = 240  # characters of a prompt's end, in an error
 
 
+@runtime_checkable
 class Script(Protocol):
     """Answers calls. Called in order of submission, under the mock's lock."""
 
@@ -169,6 +171,9 @@ class ByName:
     """A reply, or a queue of them, per name or node id."""
 
     def __init__(self, replies: Mapping[str, Any], policy: Policy = "strict") -> None:
+        for name in replies:
+            if not isinstance(name, str):
+                raise ScriptError(f"a script has the name {shown(name)}, which is no text", hint='{"answer": ...}')
         self._queues = {
             name: Queue(reply, policy) if isinstance(reply, list) else Queue([reply], "last")
             for name, reply in replies.items()
@@ -200,6 +205,12 @@ class Rule:
     reply: ReplyLike | Answerer
     times: int | None = None
     used: int = 0
+
+    def __post_init__(self) -> None:
+        if not callable(self.when):
+            raise ScriptError(f"when={shown(self.when)} is no function of the call", hint="when=lambda call: ...")
+        if self.times is not None:
+            whole("times", self.times, 1)
 
     def takes(self, call: Call) -> bool:
         """Whether this call is its own."""
@@ -345,13 +356,19 @@ def script_of(script: ScriptLike, policy: Policy = "strict") -> Script:
             raise ScriptError(
                 "a script is not a single text", hint="pass a list of replies, a dict by name, or a function"
             )
-        case [Rule(), *_]:
-            return Rules(script)
+        case [*entries] if any(isinstance(entry, Rule) for entry in entries):
+            if not all(isinstance(entry, Rule) for entry in entries):
+                raise ScriptError("a script mixes rules and replies", hint="Rule(when=lambda call: True, reply=...)")
+            return Rules(entries)
         case Sequence():
             return Queue(script, policy)
     if callable(script):
         return Function(script)
-    return script
+    if isinstance(script, Script):
+        return script
+    raise ScriptError(
+        f"{shown(script)} is no script", hint="pass a list of replies, a dict by name, a list of Rules, or a function"
+    )
 
 
 def unscripted(call: Call, script: Script) -> ScriptError:

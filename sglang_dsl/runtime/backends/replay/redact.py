@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 import regex
 
+from ....errors import SpecError
+from ....ir.specs import entries, utf8_text
+
 REDACTED = "[redacted]"
 PATIENCE_S = 0.1  # for one text; patterns may backtrack, and other runs wait meanwhile
 COMMON_SECRETS = (
@@ -22,6 +25,9 @@ class Redactor:
     """Replaces what looks like a secret. The same on recording and on replay, so that keys still match."""
 
     def __init__(self, patterns: Iterable[str] = ()) -> None:
+        patterns = entries("redact", patterns, r'redact=[r"\btok_\w+"]')
+        for pattern in patterns:
+            _check(pattern)
         self._pattern = regex.compile("|".join(f"(?:{p})" for p in _without_flags((*COMMON_SECRETS, *patterns))))
 
     def __call__(self, text: str) -> str:
@@ -31,6 +37,15 @@ class Redactor:
         except TimeoutError:
             return REDACTED
         return cleaned
+
+
+def _check(pattern: object) -> None:
+    try:
+        regex.compile(utf8_text("redact", pattern))
+    except regex.error as error:
+        raise SpecError(
+            f"redact={pattern!r} is not a regular expression: {error}", hint="correct the pattern"
+        ) from error
 
 
 def _without_flags(patterns: Iterable[str]) -> Iterable[str]:
