@@ -18,7 +18,7 @@ from .gathering import JoinRequest, check_parent, gather, gather_text, new_names
 from .joined import Joined, Lazy, LazyText
 from .regions import MAP_HINT, check_plain, is_async, no_coroutine
 from .sites import Site, caller_origin
-from .waiting import in_turn, run_concurrently
+from .waiting import run_concurrently
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -128,8 +128,9 @@ class Branches(Generic[S]):
             self._enter(body)
             return self._map_async(body, concurrency, origin)
         self._enter(body)
-        run = in_turn if self._parent._cursor.recorder.tracing else run_concurrently
-        ended = run([partial(_returned, body, branch) for branch in self._states], concurrency)
+        bodies = [partial(_returned, body, branch) for branch in self._states]
+        recorder = self._parent._cursor.recorder
+        ended = recorder.in_turn(bodies) if recorder.tracing else run_concurrently(bodies, concurrency)
         coroutines = [value for value, _ in ended if iscoroutine(value)]
         for coroutine in coroutines:
             coroutine.close()

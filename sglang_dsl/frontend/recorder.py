@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -82,6 +83,9 @@ class Recorder(Protocol):
 
     def map(self, state: Any, items: Sequence[Any], body: Callable[[Any, Any], Any], site: Site) -> Any:
         """See `State.map`."""
+
+    def in_turn(self, bodies: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
+        """Call the bodies of branches one after the other, where nothing ever waits; each gives (value, None) or (None, error)."""
 
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
         """Cancel nodes and what lies below them; None: everything."""
@@ -230,6 +234,10 @@ class LiveRecorder:
             return given([]) if is_async(body) else []
         return run_map(state._fork(len(items), site), items, body)
 
+    def in_turn(self, bodies: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
+        """Each by itself."""
+        return [ended(body) for body in bodies]
+
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
         """Pass it on."""
         self.run.cancel(node_ids, reason)
@@ -250,6 +258,14 @@ class LiveRecorder:
                 raise DeadlineError(what, hint="wait longer, or cancel the branch or run") from error
             self._shown.append(error)
             raise
+
+
+def ended(body: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What a branch's body gives, called in a context of its own."""
+    try:
+        return copy_context().run(body), None
+    except Exception as error:  # noqa: BLE001  a body's error is its result; the map raises it
+        return None, error
 
 
 def _label(node_id: str, bound: Bound | None) -> str:

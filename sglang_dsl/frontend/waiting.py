@@ -81,17 +81,6 @@ def on_some_stack(thunk: Callable[[], T]) -> T:
     return found
 
 
-def in_turn(thunks: Sequence[Thunk], limit: int | None = None) -> list[tuple[Any, Exception | None]]:
-    """`run_concurrently` where nothing ever waits, as in a trace: one after the other, each in a context of its own."""
-    ended: list[tuple[Any, Exception | None]] = []
-    for thunk in thunks:
-        try:
-            ended.append((copy_context().run(thunk), None))
-        except Exception as error:  # noqa: BLE001  a body's error is its result; the map raises it
-            ended.append((None, error))
-    return ended
-
-
 def _hub_here() -> Hub | None:
     """The hub whose greenlet is running, if any; costs nothing in programs that never map."""
     module = sys.modules.get("greenlet")

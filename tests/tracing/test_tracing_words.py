@@ -7,12 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from trial_runs import breaks
+from trial_runs import breaks, everything
 
 import sglang_dsl.sglang as sgl
 from sglang_dsl import RunOptions, State, gen, program, select, tool
 from sglang_dsl.errors import DslError, ExportError, TraceError
-from sglang_dsl.ir.text_format import print_graph
+from sglang_dsl.ir.json_format import dumps, loads
+from sglang_dsl.ir.text_format import parse, print_graph
+from sglang_dsl.ir.verify import findings
 from sglang_dsl.runtime.backends.mock import mock
 
 TAG = re.compile("[\ufdd0-\ufdef]|\\\\u[fF][dD][dDeE]")
@@ -187,3 +189,27 @@ def test_command_line_says_that_a_trace_is_incomplete(tmp_path, capsys) -> None:
     written = capsys.readouterr()
     assert f"incomplete: stopped at {file}:7 because len() of the value of 'answer'" in written.err
     assert "break" in written.out
+
+
+def test_siblings_of_a_branch_that_broke_are_still_traced() -> None:
+    @program
+    def p(s: State):
+        def body(b: State) -> None:
+            b += f"{b.index} " + gen("part")
+            if len(b["part"]) > 3:
+                b += gen("more")
+
+        s += "Q" + select("k", ["a", "b"])
+        if s["k"] == "a":
+            s.fork(9).map(body)
+        s += gen("end")
+
+    graph = p.trace()
+    assert findings(graph) == []
+    assert loads(dumps(graph)) == graph
+    assert parse(print_graph(graph)) == graph
+    assert len(breaks(graph)) == 9
+    assert sum(getattr(node, "name", None) == "part" for node in everything(graph)) == 9
+    assert sum(getattr(node, "name", None) == "end" for node in everything(graph)) == 1
+    (line,) = p.explain(options=RunOptions(backend=mock(unscripted="echo"))).incomplete
+    assert "'part'" in line

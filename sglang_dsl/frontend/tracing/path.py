@@ -28,6 +28,7 @@ from ...ir.nodes import (
 )
 from ..bindings import Bound
 from ..data import Find, Writer, json_constant, object_constant
+from ..recorder import ended
 from ..regions import Body, given, is_async, run_map
 from ..settings import settled
 from ..sites import Site, Sites
@@ -72,6 +73,7 @@ class Path:
         self._script = script
         self._choose = choose
         self._before = before
+        self._diverged = False
         self._compared = 0  # nodes that were found to be those of the run before
         self._left: dict[Reference, Group] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -162,6 +164,22 @@ class Path:
             return given([]) if is_async(body) else []
         return run_map(state._fork(len(items), site), items, body)
 
+    def in_turn(self, bodies: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
+        """All of them, also after one that could not be followed to its end; then this run ends there."""
+        found: list[tuple[Any, Exception | None]] = []
+        broken: Break | None = None
+        for body in bodies:
+            try:
+                found.append(ended(body))
+            except Stop:
+                if self._diverged or self.broken is None or self.trace.strict:
+                    raise
+                broken, self.broken = broken or self.broken, None
+        if broken is not None:
+            self.broken = broken
+            raise Stop
+        return found
+
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
         """What a run had done by then only the run can say."""
         self.stop("the body cancelled something, and what had finished by then differs from run to run")
@@ -202,6 +220,7 @@ class Path:
             raise TraceError(reason, hint="pass what changes as an argument", origin=last.origin)
         before = list(self._before[: last.at])
         context = before[-1].id if before else None
+        self._diverged = True
         self.broken = Break(id="break", context=context, origin=last.origin, reason=reason, on=last.on)
         self.nodes = [*before, self.broken]
         self.decisions = list(self._script)
@@ -230,7 +249,9 @@ class Path:
             hint = f"{way_out(reason, self.trace.language)}; or trace without strict=True to see the rest"
             raise TraceError(reason, hint=hint, origin=where)
         last = self.nodes[-1].id if self.nodes else None
-        self.broken = Break(id="break", context=last, origin=where, reason=reason, on=on)
+        earlier = sum(isinstance(node, Break) for node in self.nodes)
+        node_id = f"break#{earlier + 1}" if earlier else "break"
+        self.broken = Break(id=node_id, context=last, origin=where, reason=reason, on=on)
         self.graph.append(self.broken)
         self.nodes.append(self.broken)
         raise Stop

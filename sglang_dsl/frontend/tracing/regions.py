@@ -78,7 +78,7 @@ class Meeting:
         if decision.narrowed and None not in self._values:
             self._values[-1] = None  # the last arm takes the values that cannot come, too
         self._paths = [items for _, items in ways]
-        broken = [bool(p) and isinstance(p[-1].node, Break) for p in self._paths]
+        broken = [any(isinstance(item.node, Break) for item in p) for p in self._paths]
         self._live = [k for k in range(len(ways)) if not broken[k]] if not all(broken) else list(range(len(ways)))
         self._out: list[Item | _Draft] = []
         self._homes: list[dict[str, _Draft]] = [{} for _ in ways]  # per way: in which Region a node's value is
