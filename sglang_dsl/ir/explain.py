@@ -13,7 +13,7 @@ from .execution import Meter, Outcome
 from .graph import Graph
 from .lint import PrefixFinding, lint
 from .nodes import Break, subgraphs
-from .seams import seams
+from .seams import blanks, seams
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -130,7 +130,7 @@ def explain(graph: Graph, meter: Meter, *, outcomes: Mapping[str, Outcome] | Non
         model=meter.model,
         cost=counted,
         findings=tuple(lint(graph, meter)),
-        notes=(*_notes(counted, meter), *seams(graph, meter)),
+        notes=(*_notes(counted, meter), *dict.fromkeys(blanks(graph)), *seams(graph, meter)),
         rows=tuple(_rows(graph, counted, outcomes or {})),
         actual=_actual(outcomes) if outcomes else None,
         incomplete=incomplete(graph),

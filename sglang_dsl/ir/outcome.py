@@ -56,6 +56,7 @@ class Meta:
     reasoning_cut: bool = False  # the thoughts were ended by their budget, not by the model
     attempts: int = 1
     seed: int | None = None
+    findings: tuple[str, ...] = ()  # what is odd about how the call was written
     model: str = ""
     weight_version: str = ""
     asked_s: float | None = None  # on the run's clock, as all of these: when the call could have begun

@@ -5,11 +5,12 @@ What a call will write is not known, so the seams around generated text are left
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 
 from .execution import Meter
 from .graph import Graph
-from .nodes import Fork, Node, Plain, Select, Text, subgraphs
+from .nodes import Fork, Gen, Node, Plain, Select, Text, subgraphs
 
 LOOKED_AT = 64  # characters on each side: merges reach no further than a word
 
@@ -22,6 +23,37 @@ def seams(graph: Graph, meter: Meter) -> Iterator[str]:
         if pair not in seen and (found := meter.seam(*pair)):
             yield f"{where} is read as {found}"
         seen.add(pair)
+
+
+def blank_finding(before: str, choices: Sequence[str]) -> str:
+    """What is wrong with the blank between a text and the choices of a call that follows it, "" if nothing is.
+
+    One rule for all tokenizers: a blank in front of a choice belongs to the choice, since tokens are words with the blank
+    before them. Two blanks, or none between two words, are what no model has seen.
+    """
+    begin = [choice[:1] for choice in choices if choice]
+    if before.endswith(" ") and " " in begin:
+        return "the text before ends with a blank and the choices begin with one: leave out the one in the text"
+    if before and (before[-1].isalnum() or before[-1] in ".,:;?!") and any(first.isalnum() for first in begin):
+        return f"no blank stands between the text before and the choices: begin them with one, {' ' + choices[0]!r}"
+    return ""
+
+
+def choices_of(call: Gen | Select) -> tuple[str, ...]:
+    """The texts among which a call chooses, as far as they are known."""
+    if isinstance(call, Select):
+        return tuple(choice for choice in call.choices if isinstance(choice, str))
+    chooses = call.constraint is not None and call.constraint.kind == "choices"
+    return tuple(json.loads(call.constraint.text)) if chooses and call.constraint is not None else ()
+
+
+def blanks(graph: Graph) -> Iterator[str]:
+    """A sentence per call whose choices begin with a blank too many or too few, sub-graphs included."""
+    for node in graph:
+        if isinstance(node, (Gen, Select)) and (wrong := blank_finding(_end(graph, node.context), choices_of(node))):
+            yield f"{node.name or node.id}: {wrong}"
+        for inner in subgraphs(node):
+            yield from blanks(inner)
 
 
 def _seams(graph: Graph) -> Iterator[tuple[str, str, str]]:

@@ -11,6 +11,7 @@ from ...errors import CancelledError, DslError, InvalidValueError, RunError, Spe
 from ...ir.evaluation import evaluate, text_of
 from ...ir.execution import Event, Meta, Outcome
 from ...ir.nodes import Gen, Reasoning, Reference, RoleBegin, Select, Text
+from ...ir.seams import blank_finding, choices_of
 from ...ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec
 from ..schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequest, ScoreResult
 from .answer import checked_at_once, judged, prepare, value_of
@@ -104,6 +105,8 @@ class _Call:
         self.unthinking = self.model.prompter.marker_ids(f"\n{THINKING.end}\n\n") if closes else ()
         anchor = entry.context.anchor if entry.context else None
         self.prompt_tail = anchor.pieces if anchor is not None and isinstance(anchor.node, Text) else ()
+        wrong = blank_finding("".join(piece.text for piece in self.prompt_tail), choices_of(node))
+        self.findings: tuple[str, ...] = (wrong,) if wrong else ()
         self.admitted = False
         self.asked_s = machine.now()
 
@@ -333,6 +336,7 @@ class GenCall(_Call):
             reasoning=self.reasoning,
             reasoning_tokens=self.reasoning_tokens,
             reasoning_cut=self.reasoning_cut,
+            findings=self.findings,
             attempts=self.attempt + 1,
             seed=self.seed,
             model=self.target.info.model,
@@ -390,6 +394,7 @@ class SelectCall(_Call):
             cached_tokens=result.cached_tokens,
             computed_tokens=result.computed_tokens,
             choices=scores,
+            findings=self.findings,
             model=self.target.info.model,
             weight_version=result.weight_version,
             asked_s=self.asked_s,
