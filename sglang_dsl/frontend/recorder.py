@@ -91,6 +91,9 @@ class Recorder(Protocol):
         """Cancel nodes and what lies below them; None: everything."""
 
 
+_SCALARS = frozenset({str, int, float, bool, type(None)})  # most arguments: nothing is mentioned in them
+
+
 class LiveRecorder:
     """Appends go to a Run and reads wait for it. Owner: one run's session."""
 
@@ -185,6 +188,10 @@ class LiveRecorder:
         typed: dict[str, Any] = {}
         same = True
         for name, value in given.items():
+            if type(value) in _SCALARS and tool.hints.get(name, Any) in (type(value), Any):
+                typed[name] = value
+                pairs.append((name, Constant(value)))
+                continue
             expression = argument_of_value(value, find, origin)
             if isinstance(expression, Constant):
                 typed[name] = tool.given(name, value, origin)
