@@ -7,7 +7,6 @@ for instance a git worktree), turn about, and fails unless the first takes at mo
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import statistics
 import subprocess
@@ -28,11 +27,10 @@ print(ask.run(options=dsl.RunOptions(backend="local:smollm2")).text)
 """
 
 
-def cpu_seconds(folder: Path | None) -> float:
+def cpu_seconds(folder: Path) -> float:
     """Of one fresh process, its threads included."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    environment = dict(os.environ) | ({"PYTHONPATH": str(folder)} if folder else {})
-    subprocess.run([sys.executable, "-c", PROGRAM], check=True, env=environment, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True, cwd=folder, stdout=subprocess.DEVNULL)  # cwd goes first
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -43,10 +41,11 @@ def main() -> int:
     parser.add_argument("--against", type=Path, help="a folder that holds another copy of the package")
     parser.add_argument("--check", action="store_true")
     chosen = parser.parse_args()
-    cpu_seconds(None)  # fills the caches of the file system, and this package's own
+    own = Path(__file__).parents[1]
+    cpu_seconds(own)  # fills the caches of the file system, and this package's own
     mine, other = [], []
     for _ in range(chosen.runs):
-        mine.append(cpu_seconds(Path(__file__).parents[1]))
+        mine.append(cpu_seconds(own))
         if chosen.against:
             other.append(cpu_seconds(chosen.against))
     now = statistics.median(mine)
