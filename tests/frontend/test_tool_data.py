@@ -86,7 +86,7 @@ def _odd_box() -> Box:
     "value",
     [_odd_order(), _odd_box(), Kind.A, Point(1, 2), date(2024, 1, 1), Decimal("1.10"), (1, (2,)), {1, 2}, b"x", {1: "a"},
      float("inf"), threading.Lock(), object(), [_odd_order()], {"a": _odd_box()}, len],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_what_a_tool_is_given_and_gives_is_the_object_itself(value) -> None:
     def body(s: State):
@@ -310,7 +310,11 @@ def test_signature_hints_and_help_are_those_of_the_function() -> None:
     assert inspect.unwrap(Base.count) is Base.count.function
 
 
-@pytest.mark.parametrize("thing", [functools.partial(same.function, 1), Base, len, same, (x for x in ())], ids=repr)
+@pytest.mark.parametrize(
+    "thing",
+    [functools.partial(same.function, 1), Base, len, same, (x for x in ())],
+    ids=lambda value: type(value).__name__,
+)
 def test_what_is_no_function_is_refused_as_a_tool_by_name(thing) -> None:
     with pytest.raises(SpecError):
         tool(thing)
@@ -462,7 +466,11 @@ def test_choices_are_taken_alike_by_gen_and_select(choices, expected) -> None:
     assert [type(each) for each in found] == [type(expected)] * 2
 
 
-@pytest.mark.parametrize("choices", ["ab", [1, 2], {"a": 1}, 5, [], [None], [["a"]], b"ab", (c for c in ())], ids=repr)
+@pytest.mark.parametrize(
+    "choices",
+    ["ab", [1, 2], {"a": 1}, 5, [], [None], [["a"]], b"ab", (c for c in ())],
+    ids=lambda value: type(value).__name__,
+)
 def test_choices_that_are_no_texts_are_refused_with_what_to_write(choices) -> None:
     for make in (lambda: gen("x", choices=choices), lambda: select("x", choices)):
         with pytest.raises(SpecError) as caught:
@@ -476,7 +484,7 @@ def test_choices_that_are_no_texts_are_refused_with_what_to_write(choices) -> No
     [{"schema": '{"type": "integer"}'}, {"schema": "Order"}, {"type": 3}, {"schema": [1]}, {"type": Box(1)}, {"type": Kind.A},
      {"validate": 3}, {"validate": "f"}, {"retries": "2"}, {"timeout_s": "5"}, {"partial_ok": "yes"}, {"heal": 1},
      {"reasoning": "on"}, {"model": 5}, {"regex": 5}, {"grammar": 5}, {"n": "3"}, {"max_token": 5}, {"temprature": 1}],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )  # fmt: skip
 def test_option_of_a_wrong_kind_is_refused_by_name_at_its_line(options) -> None:
     with pytest.raises(SpecError) as caught:

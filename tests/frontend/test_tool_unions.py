@@ -105,7 +105,9 @@ def test_enums_and_literals_of_all_kinds(wanted, said, value) -> None:
 
 
 @pytest.mark.parametrize(
-    "wanted", [Literal[Name.A, "a"], Literal[1.5], Enum("Odd", {"A": (1, 2)}), Enum("No", {})], ids=repr
+    "wanted",
+    [Literal[Name.A, "a"], Literal[1.5], Enum("Odd", {"A": (1, 2)}), Enum("No", {})],
+    ids=lambda value: type(value).__name__,
 )
 def test_literals_and_enums_that_json_cannot_tell_apart_are_refused(wanted) -> None:
     with pytest.raises(SpecError):
