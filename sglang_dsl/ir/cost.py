@@ -169,15 +169,12 @@ def _peak_tokens(graph: Graph, tokens: Mapping[str, int]) -> int:
     """The most tokens needed at one time, if each wave of calls runs at once: a node's text is kept from the first wave
     that reads it to the last.
     """
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    for number, wave in enumerate(waves(graph)):
-        for call in wave:
-            current: str | None = call
-            while current is not None and last.get(current) != number:
-                first.setdefault(current, number)
-                last[current] = number
-                current = graph[current].context
+    first = {call: number for number, wave in enumerate(waves(graph)) for call in wave}
+    last = dict(first)
+    for node in reversed(list(graph)):
+        if node.context is not None and node.id in first:
+            first[node.context] = min(first[node.id], first.get(node.context, first[node.id]))
+            last[node.context] = max(last[node.id], last.get(node.context, 0))
     change = [0] * (max(last.values(), default=0) + 2)
     for node_id, wave_number in first.items():
         change[wave_number] += tokens.get(node_id, 0)

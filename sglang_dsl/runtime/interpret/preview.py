@@ -10,7 +10,7 @@ from ...errors import RoleError
 from ...ir.execution import Segment
 from ...ir.nodes import Fork, Gen, Node, Plain, Raw, Reference, RoleBegin, RoleEnd, Select, Text
 from ..text.bos import with_bos
-from ..text.protocol import TextModel, TextPiece, Turn
+from ..text.protocol import TextModel, TextPiece, Turns
 
 Encode: TypeAlias = Callable[..., Sequence[int]]  # as `Tokenizer.encode_segment`
 
@@ -48,7 +48,7 @@ class _Draft:
         self._bounds: dict[str, int] = {}  # of the calls so far
         self._pending: list[Segment] = []
         self._exact = True
-        self._turns: tuple[Turn, ...] = ()
+        self._turns = Turns()
         self.segments: list[Segment] = []
 
     def add(self, node: Node) -> None:
@@ -59,12 +59,12 @@ class _Draft:
                     self._say(node, piece)
             case RoleBegin(role=role):
                 self._put(node, self._text.template.open_turn(self._turns, role), control=True)
-                self._turns = (*self._turns, Turn(role, "", closed=False))
+                self._turns = self._turns.opened(role)
             case RoleEnd(role=role):
-                if not self._turns or self._turns[-1].closed:
+                if self._turns.closed:
                     raise RoleError(f"a {role!r} turn ends, but no turn is open", origin=node.origin)
                 self._put(node, self._text.template.close_turn(self._turns), control=True)
-                self._turns = (*self._turns[:-1], replace(self._turns[-1], closed=True))
+                self._turns = self._turns.ended()
             case Gen() | Select():
                 self._call(node)
             case Fork():
@@ -98,11 +98,7 @@ class _Draft:
         if not said:
             return
         self._pending.append(Segment(node_id=node.id, text=said, max_tokens=bound, control=control))
-        self._grow(said)
-
-    def _grow(self, said: str) -> None:
-        if self._turns and not self._turns[-1].closed:
-            self._turns = (*self._turns[:-1], replace(self._turns[-1], content=self._turns[-1].content + said))
+        self._turns = self._turns.said(said)
 
     def _call(self, node: Gen | Select) -> None:
         self.seam()
@@ -114,7 +110,7 @@ class _Draft:
         else:
             ids = tuple(self._text.tokenizer.encode(known))
             self.segments.append(Segment(node_id=node.id, text=known, token_ids=ids))
-        self._grow(known or "")
+        self._turns = self._turns.said(known or "")
 
     def _bound(self, node: Gen | Select) -> int:
         if isinstance(node, Gen):
