@@ -257,7 +257,9 @@ def on_null(prog: Any) -> Callable[[int], Work]:
 
 
 def open_mock(template: ChatTemplate | None = None) -> MockExecutor:
-    return mock(lambda call: "ok", template=template, context_tokens=CONTEXT_TOKENS)
+    return mock(
+        lambda call: call.choices[0] if call.choices else "ok", template=template, context_tokens=CONTEXT_TOKENS
+    )
 
 
 def on_mock(prog: Any, template: str | None = None) -> Callable[[int], Work]:

@@ -16,10 +16,13 @@ from ...constrain.compile import compile_constraint
 from ...engine.worker import WorkerInfo
 from ...schedule.request import Label, Request
 from ...schedule.step import OpenSequence, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult
+from .model import SCORED_CONTEXT, token_logprob
 from .pages import TokenPages
 from .playing import Playing
 from .reply import Piece, Reply
 from .text import MockTokenizer
+
+LOOKED_BACK_TOKENS = 4 * SCORED_CONTEXT + 4  # hold as many characters as the little language model looks at
 
 LanguageModel = Callable[[str, str], float]  # (text so far, text of the next token) -> natural-log probability
 
@@ -142,7 +145,9 @@ class MockWorker:
 
     def _score(self, plan: StepPlan, point: ScorePoint) -> Scored:
         row = plan.rows[point.row]
-        before = self._tokenizer.show(self._pages.read(row, 0, row.start + point.offset + 1))
+        end = row.start + point.offset + 1
+        first = max(0, end - LOOKED_BACK_TOKENS) if self._language_model is token_logprob else 0
+        before = self._tokenizer.show(self._pages.read(row, first, end))
         return Scored(point.key, [self._language_model(before, self._tokenizer.show([t])) for t in point.token_ids])
 
 
