@@ -50,12 +50,16 @@ Work = Callable[[], object]
 
 
 class Shape(NamedTuple):
-    """`prepare(n)` gives the work for n units (of `nodes` nodes each); `largest`: nodes of the largest size."""
+    """`prepare(n)` gives the work for n units (of `nodes` nodes each); `largest`: nodes of the largest size.
+
+    bar: above BAR only where what is asked for grows itself: all messages, as new dicts, after each turn.
+    """
 
     name: str
     prepare: Callable[[int], Work]
     nodes: float
     largest: int
+    bar: float = BAR
 
     def sizes(self) -> list[int]:
         """Doubling numbers of units."""
@@ -406,9 +410,10 @@ def shapes() -> Iterator[Shape]:
         ("loop", looping, 2.0),
         ("nested programs", nested_programs, 2.0),
     ):
-        if prog not in (map_items,):
-            yield Shape(f"null: {name}", on_null(prog), nodes, NULL)
-        yield Shape(f"mock: {name}", on_mock(prog), nodes, MOCK)
+        bar = 2.0 if prog is read_messages else BAR
+        if prog is not map_items:
+            yield Shape(f"null: {name}", on_null(prog), nodes, NULL, bar)
+        yield Shape(f"mock: {name}", on_mock(prog), nodes, MOCK, bar)
     for mode in ("all", "settle", "first", "quorum", "vote", "best", "concat"):
         yield Shape(f"mock: wide fork, {mode}", on_mock(wide(mode)), 2.0, MOCK)
     yield Shape("null: wide fork", on_null(wide("all")), 2.0, NULL)
@@ -504,14 +509,14 @@ def main() -> int:
             continue
         sizes, costs = measure(shape)
         for _ in range(RETRIES):
-            if exponent(costs) > BAR:
+            if exponent(costs) > shape.bar:
                 costs = again(shape, costs)
         figures = "  ".join(f"{n:>6}: {cost:7.3f} s" for n, cost in zip(sizes, costs, strict=True))
         print(f"{shape.name:<36} {figures}   exponent {exponent(costs):5.2f}", flush=True)
-        if exponent(costs) > BAR:
-            missed.append((shape.name, exponent(costs)))
-    for name, found in missed:
-        print(f"above the bar: {name}: {found:.2f} (bar {BAR})", file=sys.stderr)
+        if exponent(costs) > shape.bar:
+            missed.append((shape, exponent(costs)))
+    for shape, found in missed:
+        print(f"above the bar: {shape.name}: {found:.2f} (bar {shape.bar})", file=sys.stderr)
     return 1 if missed and chosen_options.check else 0
 
 

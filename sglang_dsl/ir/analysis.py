@@ -6,7 +6,7 @@ exist before I can run). Sub-graphs are looked at through the node that holds th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -120,13 +120,21 @@ def _call_order(graph: Graph) -> nx.DiGraph[str]:
     order: nx.DiGraph[str] = nx.DiGraph()
     needs = dependencies(graph)
     for node_id in nx.topological_sort(needs):
-        before = {call for source in needs.predecessors(node_id) for call in nearest[source]}
+        before = _nearest_before(graph[node_id], [nearest[source] for source in needs.predecessors(node_id)], nearest)
         if calls_of(graph[node_id]):
             order.add_node(node_id)
             order.add_edges_from((call, node_id) for call in before)
             before = {node_id}
         nearest[node_id] = before
     return order
+
+
+def _nearest_before(node: Node, found: list[set[str]], nearest: Mapping[str, set[str]]) -> set[str]:
+    """The calls before a node. Those before a fork are no longer near where it is joined, if a branch made any."""
+    sets = {id(calls): calls for calls in found}
+    if isinstance(node, Join) and any(nearest[tip] is not nearest[node.fork] for tip in node.tips if tip in nearest):
+        sets.pop(id(nearest[node.fork]), None)
+    return next(iter(sets.values())) if len(sets) == 1 else {call for calls in sets.values() for call in calls}
 
 
 def sibling_groups(graph: Graph) -> list[tuple[str, ...]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from .execution import Meter, Segment
 from .graph import Graph, main_line
-from .nodes import Loop, Node, Switch, subgraphs
+from .nodes import Fork, Loop, Node, Switch, subgraphs
 
 
 def rendered(
@@ -19,11 +19,14 @@ def rendered(
     """
     parents = {node.context for node in graph}
     found: dict[str, list[Segment]] = {}
+    paths: dict[str, list[Node]] = {}
     for leaf in (node for node in graph if node.id not in parents):
         fresh: dict[str, list[Segment]] = {}
-        for segment in meter.render([*before, *_flat_path(graph, leaf.id)], values):
-            if segment.node_id not in found and segment.node_id in graph:
-                fresh.setdefault(segment.node_id, []).append(segment)
+        for segment in reversed(list(meter.render([*before, *_flat_path(graph, leaf.id, paths)], values))):
+            if segment.node_id in found:
+                break  # so is all that stands before it
+            if segment.node_id in graph:
+                fresh.setdefault(segment.node_id, []).insert(0, segment)
         found.update(fresh)
     for node in graph:
         for inner in subgraphs(node):
@@ -31,9 +34,23 @@ def rendered(
     return found
 
 
-def _flat_path(graph: Graph, node_id: str) -> Iterator[Node]:
-    """The context path of a node; a node with sub-graphs stands for the way through it with the most nodes."""
-    for node in graph.path(node_id):
-        yield node
+def _flat_path(graph: Graph, node_id: str, paths: dict[str, list[Node]]) -> list[Node]:
+    """The context path of a node; a node with sub-graphs stands for the way through it with the most nodes.
+
+    paths: those up to each fork, found so far.
+    """
+    behind: list[Node] = []
+    current: str | None = node_id
+    while current is not None and current not in paths:
+        behind.append(graph[current])
+        current = graph[current].context
+    path = list(paths[current]) if current is not None else []
+    for node in reversed(behind):
+        path.append(node)
+        if isinstance(node, Fork):
+            paths[node.id] = list(path)
         if node.id != node_id and isinstance(node, Switch | Loop):
-            yield from max((list(main_line(inner)) for inner in subgraphs(node)), key=len, default=[])
+            ways: list[list[Node]] = [list(main_line(inner)) for inner in subgraphs(node)]
+            longest: list[Node] = max(ways, key=len, default=[])
+            path.extend(longest)
+    return path

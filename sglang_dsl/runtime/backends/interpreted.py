@@ -10,7 +10,7 @@ from ...errors import SpecError
 from ...ir.execution import ConstraintReport, Meter, Run, RunSpec, Segment, check_models_allowed, resolve
 from ...ir.nodes import Node
 from ...ir.specs import Backend, ConstraintSpec
-from ..interpret.preview import preview
+from ..interpret.preview import Previews
 from ..interpret.run import InterpretedRun
 from ..interpret.target import Target
 from ..text.protocol import TextPiece
@@ -94,11 +94,12 @@ class TargetMeter:
         self.context_tokens = target.info.context_tokens
         self.kv_bytes_per_token = target.info.kv_bytes_per_token
         self._target = target
-        self._encode = lru_cache(REMEMBERED_STRETCHES)(target.text.tokenizer.encode_segment)
+        encode = lru_cache(REMEMBERED_STRETCHES)(target.text.tokenizer.encode_segment)
+        self._previews = Previews(target.text, encode)
 
     def render(self, path: Sequence[Node], values: Mapping[str, str]) -> tuple[Segment, ...]:
         """See `Meter`."""
-        return preview(path, values, self._target.text, self._encode)
+        return self._previews.of(path, values)
 
     def count(self, text: str) -> int:
         """See `Meter`."""

@@ -40,7 +40,47 @@ def preview(
     return tuple(draft.segments)
 
 
+class Previews:
+    """Previews of many paths for one text model: what they have in common up to a fork is drafted once."""
+
+    def __init__(self, text: TextModel, encode: Encode) -> None:
+        self._text = text
+        self._encode = encode
+        self._values: dict[str, str] = {}
+        self._forks: dict[
+            int, tuple[list[Node], _Draft]
+        ] = {}  # by the identity of a fork: the path up to it, and its draft
+
+    def of(self, path: Sequence[Node], values: Mapping[str, str]) -> tuple[Segment, ...]:
+        """See `preview`."""
+        if values != self._values:
+            self._values, self._forks = dict(values), {}
+        nodes = list(path)
+        draft, begun = self._begun(nodes)
+        for place in range(begun, len(nodes)):
+            draft.add(nodes[place])
+            if isinstance(nodes[place], Fork):
+                self._forks[id(nodes[place])] = (nodes[: place + 1], draft.copy())
+        draft.seam()
+        return tuple(draft.segments)
+
+    def _begun(self, nodes: list[Node]) -> tuple[_Draft, int]:
+        """The draft of the longest beginning of a path that is known, and how many nodes that are."""
+        for place in range(len(nodes) - 1, -1, -1):
+            if isinstance(nodes[place], Fork) and (known := self._forks.get(id(nodes[place]))) is not None:
+                before, draft = known
+                if before == nodes[: place + 1]:
+                    return draft.copy(), place + 1
+        return _Draft(self._text, self._values, self._encode), 0
+
+
 class _Draft:
+    def copy(self) -> _Draft:
+        """The same at a seam, to go on apart."""
+        copy = _Draft(self._text, self._values, self._encode)
+        copy._bounds, copy._turns, copy.segments = dict(self._bounds), self._turns, list(self.segments)
+        return copy
+
     def __init__(self, text: TextModel, values: Mapping[str, str], encode: Encode) -> None:
         self._text = text
         self._encode = encode
