@@ -10,7 +10,6 @@ import heapq
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
 
-from ..cache.namespace import Namespace
 from ..cache.node import Node
 from .step import Group
 
@@ -29,21 +28,31 @@ def paths_of(nodes: Sequence[Node | None], starts: Sequence[int]) -> list[Path]:
     namespace have in common and that ends before any of them begins: nothing above it can make a difference between them.
     """
     tops = _tops(nodes, starts)
-    return [() if node is None else _path_from(tops[node.namespace], node) for node in nodes]
+    return [() if node is None else _path_from(tops[id(node.namespace)], node) for node in nodes]
 
 
-def _tops(nodes: Sequence[Node | None], starts: Sequence[int]) -> dict[Namespace, Node]:
-    rows: dict[Namespace, tuple[dict[int, Node], int]] = {}
+def _tops(nodes: Sequence[Node | None], starts: Sequence[int]) -> dict[int, Node]:
+    """By namespace: the nodes of one share one object."""
+    rows: dict[int, tuple[dict[int, Node], int]] = {}
     for node, start in zip(nodes, starts, strict=True):
         if node is not None:
-            found, first = rows.get(node.namespace, ({}, start))
+            found, first = rows.get(id(node.namespace)) or ({}, start)
             found[node.serial] = node
-            rows[node.namespace] = (found, min(first, start))
+            rows[id(node.namespace)] = (found, min(first, start))
     return {namespace: _common_top(list(found.values()), first) for namespace, (found, first) in rows.items()}
 
 
 def _common_top(nodes: list[Node], first: int) -> Node:
     """The deepest node that is at or above all of these and ends at or before `first`. Looks at what lies below it only."""
+    above = nodes[0].parent
+    siblings = len(nodes) > 1 and above is not None and all(node.parent is above for node in nodes)
+    top = above if siblings and above is not None else _lowest_above(nodes)
+    while top.end > first and top.parent is not None:
+        top = top.parent
+    return top
+
+
+def _lowest_above(nodes: list[Node]) -> Node:
     seen = {node.serial for node in nodes}
     deepest = [(-node.end, node.serial, node) for node in nodes]
     heapq.heapify(deepest)
@@ -52,10 +61,7 @@ def _common_top(nodes: list[Node], first: int) -> Node:
         if above is not None and above.serial not in seen:
             seen.add(above.serial)
             heapq.heappush(deepest, (-above.end, above.serial, above))
-    top = deepest[0][2]
-    while top.end > first and top.parent is not None:
-        top = top.parent
-    return top
+    return deepest[0][2]
 
 
 def _path_from(top: Node, node: Node) -> Path:
