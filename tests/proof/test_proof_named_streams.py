@@ -96,7 +96,7 @@ def test_stream_of_a_run_that_is_left_leaves_the_run_and_nothing_behind():
         for _ in running.stream("v"):
             break
         assert running.result(20).text == "Pick: aone two three"
-        assert running.session.recorder.followers == ()
+        assert running.session.recorder._followers == ()
 
 
 def test_stream_of_a_run_raises_its_failure_also_afterwards():

@@ -93,6 +93,7 @@ class UserCode:
         self._tasks: set[asyncio.Task[None]] = set()  # a loop holds on to its tasks by weak references only
         self._program_loop: asyncio.AbstractEventLoop | None = None
         self._own_loop: _OwnLoop | None = None
+        self._closed = False
 
     def await_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Await what can be awaited on the loop of the program from now on."""
@@ -120,6 +121,7 @@ class UserCode:
             for _ in range(self._crew):
                 self._queue.put(None)
             self._crew = 0
+            self._closed = True  # a function that answers only now is awaited by nobody: it must not open another loop
             loop, self._own_loop = self._own_loop, None
         if loop is not None:
             loop.close()
@@ -173,8 +175,13 @@ class UserCode:
 
     def _await(self, call: Call, answer: Any) -> None:
         with self._lock:
-            loop = self._loop()
-            call.task = (loop, None)
+            wanted = not (call.dropped or self._closed)
+            if wanted:
+                loop = self._loop()
+                call.task = (loop, None)
+        if not wanted:
+            _close(answer)
+            return
 
         def begin() -> None:
             if call.dropped:
