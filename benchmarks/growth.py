@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from frontend import NullExecutor
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also where it is run as a file
 
+from benchmarks.frontend import NullExecutor
 from sglang_dsl import RunOptions, State, assistant, gen, program, select, system, tool, user
 from sglang_dsl.ir.draw import draw
 from sglang_dsl.ir.explain import explain
