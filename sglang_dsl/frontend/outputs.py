@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -172,7 +172,7 @@ def _schema(wanted: Any) -> Output:
 
     try:
         adapter = _adapter(wanted)
-        schema = adapter.json_schema()
+        schema = adapter.json_schema(schema_generator=_generator())
     except (PydanticUserError, PydanticSchemaGenerationError, SchemaError, NameError, TypeError) as error:
         raise SpecError(
             f"no JSON schema can be made of {named(wanted)}: {_reason(error)}",
@@ -186,6 +186,39 @@ def _schema(wanted: Any) -> Output:
     return Output(
         ConstraintSpec.json_schema(_closed(schema)), "json", Converted(wanted, adapter), checks=not _says_all(wanted)
     )
+
+
+# What pydantic writes for a timedelta, and reads: years of 365 days, fractions of seconds, a sign.
+_DURATION = (r"^-?P(?:(?:[0-9]{1,6}Y(?:[0-9]{1,8}D)?|[0-9]{1,8}D)(?:T(?:{time}))?|T(?:{time})|[0-9]{1,6}W)$").replace(
+    "{time}",
+    r"[0-9]{1,6}H(?:[0-9]{1,6}M)?(?:[0-9]{1,6}(?:\.[0-9]{1,6})?S)?|[0-9]{1,6}M(?:[0-9]{1,6}(?:\.[0-9]{1,6})?S)?"
+    r"|[0-9]{1,6}(?:\.[0-9]{1,6})?S",
+)
+
+
+@cache
+def _generator() -> Any:
+    """Makes schemas that take what the Python type takes: a set takes an item twice, a timedelta is more than RFC 3339's duration."""
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class OfTypes(GenerateJsonSchema):
+        def set_schema(self, schema: Any) -> dict[str, Any]:
+            return _without_unique(super().set_schema(schema))
+
+        def frozenset_schema(self, schema: Any) -> dict[str, Any]:
+            return _without_unique(super().frozenset_schema(schema))
+
+        def timedelta_schema(self, schema: Any) -> dict[str, Any]:
+            made = super().timedelta_schema(schema)
+            if made.get("format") != "duration":
+                return made
+            return {"type": "string", "pattern": _DURATION}
+
+    return OfTypes
+
+
+def _without_unique(schema: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schema.items() if key != "uniqueItems"}
 
 
 @dataclass(frozen=True, slots=True)

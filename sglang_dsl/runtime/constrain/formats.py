@@ -16,11 +16,16 @@ _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?"
 _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,4}}"
 
+# Source: RFC 3339, appendix A (duration): units in order, none left out between the first and the last.
+_N = "[0-9]{1,6}"
+_DATE_PART = f"(?:{_N}Y(?:{_N}M(?:{_N}D)?)?|{_N}M(?:{_N}D)?|{_N}D)"
+_TIME_PART = f"T(?:{_N}H(?:{_N}M(?:{_N}S)?)?|{_N}M(?:{_N}S)?|{_N}S)"
+
 _PATTERNS = {
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
-    "duration": r"P(?:[0-9]{1,6}W|[0-9]{1,6}D(?:T[0-9]{1,6}H)?|T(?:[0-9]{1,6}H)?[0-9]{1,6}M|T(?:[0-9]{1,6}H)?(?:[0-9]{1,6}M)?[0-9]{1,6}S)",
+    "duration": rf"P(?:{_N}W|{_DATE_PART}(?:{_TIME_PART})?|{_TIME_PART})",
     "email": rf"[A-Za-z0-9](?:[A-Za-z0-9_+-]{{0,30}}[A-Za-z0-9])?(?:\.[A-Za-z0-9]{{1,20}}){{0,3}}@(?:{_LABEL}\.){{1,3}}[a-z]{{2,10}}",
     "uuid": r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}",
     "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
