@@ -10,6 +10,7 @@ from ..ir.evaluation import text_of
 from ..ir.execution import MISSING, Outcome
 from ..ir.nodes import Concat, Constant, Expression, ListOf, Operation, Piece, Plain, Reference
 from ..ir.operations import splice
+from ..ir.path_text import PathText, Said
 from ..ir.specs import JoinMode
 from .values import Abstract, exact
 
@@ -172,8 +173,8 @@ class Local(Bound):
 
     __slots__ = ()
 
-    def resolve(self, text_at: Callable[[str], str]) -> Any:
-        """The value. `text_at`: waits for the text of a node."""
+    def resolve(self, said_at: Callable[[str], Said]) -> Any:
+        """The value. `said_at`: waits for what a node says."""
         raise NotImplementedError
 
 
@@ -196,11 +197,16 @@ class Span(Local):
         """Its parts."""
         return tuple(Plain(str(part.value)) if isinstance(part, Constant) else part for part in self.parts)
 
-    def resolve(self, text_at: Callable[[str], str]) -> str:
-        """The texts of its parts."""
-        texts = [str(p.value) if isinstance(p, Constant) else text_at(p.node_id) for p in self.parts]
+    def resolve(self, said_at: Callable[[str], Said]) -> str:
+        """The texts of its parts, as one text."""
+        whole = PathText()
+        texts: list[str] = []
+        for part in self.parts:
+            said = Outcome(text=str(part.value)) if isinstance(part, Constant) else said_at(part.node_id)
+            texts.append(said.text)
+            whole.add(said.text, said.torn)
         abstract = next((text for text in texts if isinstance(text, Abstract)), None)
-        return "".join(texts) if abstract is None else abstract.follower.compound("".join(map(exact, texts)))
+        return whole.text if abstract is None else abstract.follower.compound("".join(map(exact, texts)))
 
 
 class Given(Local):
@@ -222,7 +228,7 @@ class Given(Local):
         """The value as text."""
         return (Plain(text_of(self.value)),)
 
-    def resolve(self, text_at: Callable[[str], str]) -> Any:
+    def resolve(self, said_at: Callable[[str], Said]) -> Any:
         """The value, as it is."""
         return self.value
 

@@ -277,7 +277,7 @@ def read_mention(mention: Bound | Text | Reference, outcomes: Outcomes) -> Any:
     if isinstance(mention, Reference):
         return apply_all(outcomes(mention.node_id).value, mention.operations)
     if isinstance(mention, Local):
-        return mention.resolve(lambda node_id: text_of(outcomes(node_id).value))
+        return mention.resolve(outcomes)
     return mention.finish(outcomes(mention.node_id))
 
 

@@ -27,7 +27,8 @@ class Line:
 
     tip: id of the last node. branch: index to note on the next node, where `tip` is the fork this branch starts at.
     suffix: the branch path as it stands in node ids, "[0,2]". role: the open turn. closed: where it was joined.
-    heard: how far its text was read, and that text; heard_turns: likewise of its messages, and whether the last is open.
+    heard: how far its text was read, that text, and the half character at its end; heard_turns: likewise of its messages, with
+    None in place of that half where no turn is open.
     handles: what was appended here, or before the fork. gathered: what joins on this very path gathered of a handle.
     """
 
@@ -58,7 +59,7 @@ class Line:
         role: str | None = None,
         control: tuple[str, ...] = (),
         handles: Bindings[Handle[Any]] | None = None,
-        heard: tuple[str | None, str] = (None, ""),
+        heard: tuple[str | None, str, bytes] = (None, "", b""),
     ) -> None:
         self.tip = tip
         self.branch = branch
@@ -72,7 +73,7 @@ class Line:
         self.forks = 0
         self.first: str | None = None
         self.heard = heard
-        self.heard_turns: tuple[str | None, list[dict[str, str]], bool] = (None, [], False)
+        self.heard_turns: tuple[str | None, list[dict[str, str]], bytes | None] = (None, [], None)
         self.closed: Origin | None = None
         self.cancelled = ""
 

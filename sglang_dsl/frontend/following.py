@@ -10,8 +10,11 @@ from typing import Any
 from ..errors import UnknownNameError
 from ..ir.execution import Event
 from ..ir.nodes import Gen, Node, Select
+from ..ir.path_text import PathText, Torn
 from .session import Session
 from .transcript import SILENT
+
+REPLACED = "\ufffd"
 
 
 class Chunk(str):
@@ -116,6 +119,11 @@ class Follower:
         self._arrived: dict[str, deque[str]] = {}
         self._shown: dict[str, str] = {}
         self._pending: deque[Node] = deque()
+        self._half = (
+            b""  # bytes of a character at the end of what was shown, whose other bytes may come; not shown themselves
+        )
+        self._held = ""  # of the node whose turn it is: what may be a part of such a character
+        self._begun = False  # whether anything of that node was let go
         self._tip: str | None = None
         self._run_over = False
         self.followed = 0  # nodes so far
@@ -138,6 +146,8 @@ class Follower:
         run_over = self._run_over
         self._sort_appended(of)
         yield from self._in_order() if of is None else self._as_it_comes()
+        if run_over and self._half:
+            yield Chunk(REPLACED, self._session.recorder.graph[self._tip or ""])
         self.ended = run_over
 
     def close(self) -> None:
@@ -174,12 +184,43 @@ class Follower:
 
     def _in_order(self) -> Iterator[Chunk]:
         while self._pending:
-            ended, text = self._news(self._pending[0])
-            if text:
-                yield Chunk(text, self._pending[0])
+            node = self._pending[0]
+            ended, text = self._news(node)
+            if text := self._as_one(node, text, ended=ended):
+                yield Chunk(text, node)
             if not ended:
                 return
             self._pending.popleft()
+
+    def _as_one(self, node: Node, text: str, *, ended: bool) -> str:
+        """More text of the node whose turn it is, as what may be shown: half a character at its end waits for what comes next, and
+        the halves of one are one (`PathText`).
+        """
+        text, self._held = self._held + text, ""
+        if not ended:
+            if self._half and not self._begun and text[:1] in ("", REPLACED):
+                self._held = text
+                return ""
+            if text.endswith(REPLACED):
+                text, self._held = text[:-1], REPLACED
+            return self._let_go(text, None)
+        text = self._let_go(text, self._torn(node))
+        self._begun = False
+        return text
+
+    def _let_go(self, text: str, torn: Torn | None) -> str:
+        if not text:
+            return ""
+        if self._begun and torn is not None:
+            torn = Torn(b"", torn.tail)
+        said = PathText(REPLACED if self._half else "", self._half)
+        said.add(text, torn)
+        self._begun, self._half = True, said.half
+        return said.text[:-1] if said.half else said.text
+
+    def _torn(self, node: Node) -> Torn | None:
+        future = self._session.run.value(node.id)
+        return None if future.cancelled() or future.exception() is not None else future.result().torn
 
     def _as_it_comes(self) -> Iterator[Chunk]:
         for _ in range(len(self._pending)):

@@ -170,7 +170,7 @@ class State:
     def _value(self, bound: Bound, timeout_s: float | None = None) -> Any:
         recorder = self._cursor.recorder
         if isinstance(bound, Local):
-            return bound.resolve(lambda node_id: recorder.outcome(node_id).text)
+            return bound.resolve(recorder.outcome)
         return recorder.read(bound, timeout_s)
 
     def _finished(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..ir.nodes import Constant, Node, Reference, RoleBegin, RoleEnd, Text
+from ..ir.path_text import PathText
 from .bindings import Span
 from .drafting import Cursor
 
@@ -14,36 +15,42 @@ SILENT = frozenset({"fork", "return", "input", "tool"})  # node kinds that add n
 def text_of(cursor: Cursor) -> str:
     """All text of the path, turn markers included; waits for it. What was read before is not put together again."""
     line, outcome = cursor.line, cursor.recorder.outcome
-    after, known = (None, "") if cursor.recorder.tracing else line.heard
+    after, known, half = (None, "", b"") if cursor.recorder.tracing else line.heard
     tip = line.tip
-    text = known + "".join(outcome(node.id).text for node in cursor.path(after) if node.kind not in SILENT)
+    said = PathText(known, half)
+    for node in cursor.path(after):
+        if node.kind not in SILENT:
+            found = outcome(node.id)
+            said.add(found.text, found.torn)
+    text = said.text
     if not cursor.recorder.tracing:
-        line.heard = (tip, text)
+        line.heard = (tip, text, said.half)
     return text
 
 
 def messages_of(cursor: Cursor) -> list[dict[str, str]]:
     """The turns of the path; a turn that is still open comes last."""
     line, outcome = cursor.line, cursor.recorder.outcome
-    after, found, opened = (None, list[dict[str, str]](), False) if cursor.recorder.tracing else line.heard_turns
+    nothing: tuple[None, list[dict[str, str]], None] = (None, [], None)
+    after, found, half = nothing if cursor.recorder.tracing else line.heard_turns
     tip = line.tip
-    texts = [(node, outcome(node.id).text) for node in cursor.path(after) if node.kind not in SILENT]
+    outcomes = [(node, outcome(node.id)) for node in cursor.path(after) if node.kind not in SILENT]
     found = [*found[:-1], *map(dict, found[-1:])]  # others may be reading this line, too
-    said: list[str] = []  # since the last marker
-    for node, text in texts:
+    turn = None if half is None else PathText(found[-1]["content"], half)  # the open one
+    for node, said in outcomes:
         if isinstance(node, (RoleBegin, RoleEnd)):
-            if said:
-                found[-1]["content"] += "".join(said)
-                said = []
-            opened = isinstance(node, RoleBegin)
+            if turn is not None:
+                found[-1]["content"] = turn.text
+            turn = None
             if isinstance(node, RoleBegin):
                 found.append({"role": node.role, "content": ""})
-        elif opened:
-            said.append(text)
-    if said:
-        found[-1]["content"] += "".join(said)
+                turn = PathText()
+        elif turn is not None:
+            turn.add(said.text, said.torn)
+    if turn is not None:
+        found[-1]["content"] = turn.text
     if not cursor.recorder.tracing:
-        line.heard_turns = (tip, found, opened)
+        line.heard_turns = (tip, found, None if turn is None else turn.half)
     return [*map(dict.copy, found)]
 
 

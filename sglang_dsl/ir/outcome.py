@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
+from .path_text import Torn
+
 FinishReason: TypeAlias = Literal["stop", "length", "eos", "constraint", "cancelled", "selected"]
 
 
@@ -70,12 +72,14 @@ class Outcome:
     """What a node resolved to. `value`: JSON-like data (a join's list may hold exceptions and MISSING), or what a tool
     gave, the object itself; `text`: what it adds to the state's text. A JoinError is raised by the future, not returned.
 
+    torn: the text begins or ends inside a character, whose other bytes a neighbour may have (`PathText`).
     to_json: makes JSON of a tool's object for a record; raises FormatError where none comes back as an equal object.
     """
 
     value: Any = None
     text: str = ""
     meta: Meta | None = None
+    torn: Torn | None = None
     winners: tuple[int, ...] | None = None  # joins: the branches that decided, in deciding order
     to_json: Callable[[Any], Any] | None = field(default=None, compare=False, repr=False)
 

@@ -21,6 +21,7 @@ from uuid import UUID
 from ..errors import DslError, FormatError, GraphError, RunError
 from .operations import jsonable
 from .outcome import MISSING, ChoiceScore, Meta, Outcome, TokenScore, Usage
+from .path_text import Torn
 
 T = TypeVar("T")
 Data = dict[str, Any]
@@ -41,6 +42,8 @@ def encode_outcome(outcome: Outcome) -> Data:
     data: Data = {"value": encode_value(outcome.value if outcome.to_json is None else outcome.to_json(outcome.value))}
     if outcome.text:
         data["text"] = outcome.text
+    if outcome.torn is not None:
+        data["torn"] = [half.hex() for half in outcome.torn]
     if outcome.meta is not None:
         data["meta"] = _fields(outcome.meta)
     if outcome.winners is not None:
@@ -50,12 +53,13 @@ def encode_outcome(outcome: Outcome) -> Data:
 
 def decode_outcome(data: Any) -> Outcome:
     """The outcome of `encode_outcome`. Raises FormatError."""
-    found = _object(data, {"value", "text", "meta", "winners"}, "an outcome")
+    found = _object(data, {"value", "text", "torn", "meta", "winners"}, "an outcome")
     meta = found.get("meta")
     winners = found.get("winners")
     return Outcome(
         value=decode_value(found.get("value")),
         text=found.get("text", ""),
+        torn=None if (torn := found.get("torn")) is None else _torn(torn),
         meta=None if meta is None else _made(Meta, meta),
         winners=None if winners is None else tuple(winners),
     )
@@ -210,6 +214,14 @@ def _made(data_class: type[T], data: Any) -> T:
 
 def _same(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _torn(data: Any) -> Torn:
+    try:
+        head, tail = map(bytes.fromhex, data)
+    except (TypeError, ValueError) as error:
+        raise FormatError(f"{data!r} is not where a text is torn: {error}") from error
+    return Torn(head, tail)
 
 
 def _numbers(value: Any) -> tuple[float, ...]:

@@ -188,7 +188,7 @@ class FaultySink:
         if self._fault.kind == "malformed" and isinstance(result, GenerateResult):
             ids = tuple(self._tokenizer.encode(self._fault.text))
             self._sink.text(self._fault.text, ids)
-            result = replace(result, text=self._fault.text, token_ids=ids, covered_ids=(), tail_text="")
+            result = replace(result, text=self._fault.text, token_ids=ids, covered_ids=(), tail_text="", torn=None)
         self._over = True
         self._sink.done(result)
 

@@ -11,6 +11,7 @@ from ...errors import TraceError
 from ...ir.evaluation import is_among, same
 from ...ir.graph import Graph
 from ...ir.nodes import Constant, Expression, Input, Json, Loop, Map, Node, Reference, Return
+from ...ir.path_text import Said
 from ..bindings import Bindings, Bound, Local
 from ..data import MENTIONS, json_constant
 from ..drafting import Cursor, Line
@@ -218,10 +219,13 @@ class _Inside(Local):
     @property
     def expression(self) -> NoReturn:
         """No node has it."""
-        self.resolve(str)
+        self._end()
 
-    def resolve(self, text_at: Callable[[str], str]) -> NoReturn:
+    def resolve(self, said_at: Callable[[str], Said]) -> NoReturn:
         """Ends the run of the body."""
+        self._end()
+
+    def _end(self) -> NoReturn:
         self._path.stop(
             f"the name {self.label!r} is bound inside a loop and read after it: let the body return the value"
         )

@@ -19,6 +19,7 @@ from typing import Any
 from ..execution import Meter, Outcome, Segment
 from ..graph import Graph
 from ..nodes import Gen, Join, ModelCall, Node, Plain, Raw, Reference, Select, Text, data_of
+from ..path_text import PathText
 from ..rendering import rendered
 from .folding import folded_forks
 from .labels import Names, names_of, notes, show, show_reference, title
@@ -75,7 +76,7 @@ def _policy(style: str, script: str) -> str:
 
 def _page_data(account: Account, meter: Meter | None, calls: Sequence[Call]) -> dict[str, Any]:
     graph = account.graph
-    known = {node_id: outcome.text for node_id, outcome in account.outcomes.items()}
+    known = _texts(graph, account.outcomes)
     page = _PageData(account, {} if meter is None else rendered(graph, meter, known))
     page.add(graph, sub=-1)
     page.count_users()
@@ -87,6 +88,27 @@ def _page_data(account: Account, meter: Meter | None, calls: Sequence[Call]) -> 
         "subs": page.subs,
         "calls": [_call_entry(call, page.index) for call in calls],
     }
+
+
+def _texts(graph: Graph, outcomes: Mapping[str, Outcome]) -> dict[str, str]:
+    """What each node adds to its prompt; a character that two nodes wrote stands where it became whole."""
+    known = {node_id: outcome.text for node_id, outcome in outcomes.items()}
+    torn = [node for node in graph if node.id in outcomes and (found := outcomes[node.id].torn) and found.head]
+    for node in torn:
+        above = graph.path(node.id)[-2::-1]
+        first = next((n.id for n in above if known.get(n.id)), None)
+        if first is None:
+            continue
+        path = PathText()
+        for each in reversed(above):
+            if (said := outcomes.get(each.id)) is not None:
+                path.add(said.text, said.torn)
+        if path.half:
+            before = len(path.text) - 1
+            path.add(outcomes[node.id].text, outcomes[node.id].torn)
+            known[node.id] = path.text[before:]
+            known[first] = known[first].removesuffix("\ufffd")
+    return known
 
 
 def _call_entry(call: Call, index: Mapping[str, int]) -> list[Any]:

@@ -70,6 +70,7 @@ class Call:
             text=output.text,
             finish_reason=reason,
             tail_text=output.tail_text,
+            torn=output.torn,
             matched=output.matched,
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,

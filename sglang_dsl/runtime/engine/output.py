@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...ir.execution import FinishReason, TokenScore
+from ...ir.path_text import Torn
 from ..schedule.request import GenerateRequest
 from ..text.output import OutputText
 from ..text.protocol import Tokenizer
@@ -66,3 +67,8 @@ class SequenceOutput:
     def tail_text(self) -> str:
         """After the end: text kept after the last whole token."""
         return self._text.tail_text
+
+    @property
+    def torn(self) -> Torn | None:
+        """After the end: where the text begins or ends inside a character."""
+        return self._text.torn

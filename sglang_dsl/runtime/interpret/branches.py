@@ -10,7 +10,8 @@ from ...errors import BranchError, SpecError
 from ...ir.evaluation import evaluate
 from ...ir.execution import MISSING, Outcome
 from ...ir.nodes import Fork, Join, references_in, taking_part
-from .entry import Entry
+from ...ir.path_text import PathText
+from .entry import Entry, said_by
 from .joins import Count, Ended, Verdict, ballot_of
 from .machine import Machine
 from .model import entries_between
@@ -165,7 +166,8 @@ class Race:
         if verdict.error is not None:
             self.machine.fail(self.entry, verdict.error)
             return
-        outcome = Outcome(value=verdict.value, text=self._text(), winners=verdict.winners)
+        said = self._said()
+        outcome = Outcome(value=verdict.value, text=said.text, torn=said.torn, winners=verdict.winners)
         self.machine.finish(self.entry, outcome)
 
     def _end_losers(self) -> None:
@@ -185,12 +187,11 @@ class Race:
         if not self.entry.ended:
             yield from (branch for branch, sources in self.awaited.items() if sources)
 
-    def _text(self) -> str:
+    def _said(self) -> PathText:
         if self.join.mode != "concat":
-            return ""
+            return PathText()
         tips = (self.entry.scope.find(tip) for tip in taking_part(self.join, self.join.tips))
-        said = (entry.outcome for tip in tips for entry in entries_between(self.fork, tip))
-        return "".join(outcome.text for outcome in said if outcome is not None)
+        return said_by(entry for tip in tips for entry in entries_between(self.fork, tip))
 
 
 def _highest(ranks: Sequence[Any]) -> int:

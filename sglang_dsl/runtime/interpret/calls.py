@@ -11,6 +11,7 @@ from ...errors import CancelledError, DslError, InvalidValueError, RunError, Spe
 from ...ir.evaluation import evaluate, text_of
 from ...ir.execution import Event, Meta, Outcome
 from ...ir.nodes import Gen, Reasoning, Reference, RoleBegin, Select, Text
+from ...ir.path_text import Torn
 from ...ir.seams import blank_finding, choices_of
 from ...ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec
 from ..schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequest, ScoreResult
@@ -320,7 +321,20 @@ class GenCall(_Call):
             self._emit_text(text)
         ids = self.lead + tuple(result.token_ids)
         self.entry.produced = Produced(self.target, ids, text, result.tail_text, healed=self.healed is not None)
-        self.machine.finish(self.entry, Outcome(value=value, text=text, meta=self._meta(result)))
+        torn = result.torn
+        if torn is not None and torn.head and not self._goes_on_inside_a_character():
+            torn = Torn(b"", torn.tail) if torn.tail else None
+        self.machine.finish(self.entry, Outcome(value=value, text=text, torn=torn, meta=self._meta(result)))
+
+    def _goes_on_inside_a_character(self) -> bool:
+        """Whether bytes of a character in front of the output would be bytes of the prompt, too: its ids follow at once, and what
+        another model wrote was encoded anew for this one.
+        """
+        before = self.entry.context.anchor if self.entry.context else None
+        while before is not None and (before.outcome is None or not before.outcome.text):
+            before = before.context.anchor if before.context else None
+        by = None if before is None else before.produced
+        return not self.lead and self.healed is None and (by is None or by.target is self.target)
 
     def _meta(self, result: GenerateResult) -> Meta:
         shift = self.target.now() - self.machine.now()

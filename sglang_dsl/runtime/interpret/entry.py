@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from ...errors import GraphError
 from ...ir.execution import Outcome
 from ...ir.nodes import Fork, Gen, Input, Join, Loop, Map, Node, Return, Select, Switch, Tool
+from ...ir.path_text import PathText, Torn
 from ..schedule.request import OUTERMOST, BranchOrder, LeaseId, Lineage
 from ..text.protocol import TextPiece, Turns
 from .target import Target
@@ -136,6 +137,22 @@ class Produced:
     text: str
     tail_text: str = ""
     healed: bool = False
+
+
+def said_by(entries: Iterable[Entry]) -> PathText:
+    """What entries say one after another, as one text; those that failed say nothing. A character is joined of what one model
+    wrote only: what another wrote stands in its prompt as the text it was.
+    """
+    said, wrote = PathText(), None
+    for entry in entries:
+        if (outcome := entry.outcome) is None or not outcome.text:
+            continue
+        torn, by = outcome.torn, None if entry.produced is None else entry.produced.target
+        if torn is not None and torn.head and wrote is not None and by is not None and by is not wrote:
+            torn = Torn(b"", torn.tail)
+        said.add(outcome.text, torn)
+        wrote = by
+    return said
 
 
 def passes_through(node: Node) -> bool:

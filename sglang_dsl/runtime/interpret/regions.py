@@ -18,8 +18,9 @@ from ...ir.evaluation import arm_of, evaluate, same
 from ...ir.execution import Outcome
 from ...ir.graph import Graph
 from ...ir.nodes import Expression, Input, Loop, Map, Return, Switch, references_in
+from ...ir.path_text import PathText
 from ..schedule.request import Lineage
-from .entry import Entry, Scope
+from .entry import Entry, Scope, said_by
 from .machine import Machine
 from .user_calls import keep_context
 
@@ -44,13 +45,13 @@ def begin_switch(machine: Machine, entry: Entry) -> None:
         raise GraphError(f"no arm of switch {entry.id!r} takes the value {value!r}", hint="give it a default arm")
     arm = switch.arms[index]
     body = Body(machine, entry, arm.graph, str(index), entry.context)
-    body.run(arm.result, lambda value, last: _finish_region(machine, entry, value, last, body.text(last)))
+    body.run(arm.result, lambda value, last: _finish_region(machine, entry, value, last, body.said(last)))
 
 
 def begin_loop(machine: Machine, entry: Entry) -> None:
     """Run the first iteration."""
     if isinstance(entry.node, Loop):
-        _iterate(machine, entry, entry.node, 0, entry.context, "")
+        _iterate(machine, entry, entry.node, 0, entry.context, PathText())
 
 
 def begin_map(machine: Machine, entry: Entry) -> None:
@@ -93,26 +94,29 @@ def _lease_for_items(machine: Machine, entry: Entry, size: int) -> None:
         machine.leases.take(entry, model.target, model.namespace, prompt.ids, size)
 
 
-def _iterate(machine: Machine, entry: Entry, loop: Loop, iteration: int, stands_at: Entry | None, before: str) -> None:
-    """One more iteration. `before`: the text of those before."""
+def _iterate(
+    machine: Machine, entry: Entry, loop: Loop, iteration: int, stands_at: Entry | None, said: PathText
+) -> None:
+    """One more iteration. `said`: by those before."""
     body = Body(machine, entry, loop.body, str(iteration), stands_at)
 
     def ended(value: Any, last: Entry) -> None:
         stop = loop.until is not None and same(evaluate(loop.until, body.lookup), loop.stop_value)
         idle = last is body.door  # a body that appends nothing repeats for nothing
-        text = before + body.text(last)
+        body_said = body.said(last)
+        said.add(body_said.text, body_said.torn)
         if stop or idle or iteration + 1 >= loop.limit:
-            _finish_region(machine, entry, value, last, text)
+            _finish_region(machine, entry, value, last, said)
         else:
-            _iterate(machine, entry, loop, iteration + 1, last, text)
+            _iterate(machine, entry, loop, iteration + 1, last, said)
 
     until = () if loop.until is None else (loop.until,)
     body.run(loop.result, ended, also=until)
 
 
-def _finish_region(machine: Machine, entry: Entry, value: Any, last: Entry, text: str) -> None:
+def _finish_region(machine: Machine, entry: Entry, value: Any, last: Entry, said: PathText) -> None:
     machine.place(entry, last.anchor)
-    machine.finish(entry, Outcome(value=value, text=text))
+    machine.finish(entry, Outcome(value=value, text=said.text, torn=said.torn))
 
 
 class Body:
@@ -126,9 +130,9 @@ class Body:
         self.door = Entry.door(region, self.scope)
         self.door.anchor = region if isinstance(region.node, Map) else stands_at.anchor if stands_at else None
 
-    def text(self, last: Entry) -> str:
+    def said(self, last: Entry) -> PathText:
         """The text from where it starts to `last`, which has ended."""
-        return text_up_to(last, self.door)
+        return said_up_to(last, self.door)
 
     def lookup(self, node_id: str) -> Any:
         """The value of a node, seen from inside."""
@@ -167,13 +171,13 @@ class Body:
             all_ended()
 
 
-def text_up_to(last: Entry | None, door: Entry | None = None) -> str:
+def said_up_to(last: Entry | None, door: Entry | None = None) -> PathText:
     """The text of a context path down to `last`, from behind `door` or from its beginning; without what has failed."""
-    texts: list[str] = []
+    path: list[Entry] = []
     while last is not None and last is not door:
-        texts.append(last.outcome.text if last.outcome is not None else "")
+        path.append(last)
         last = last.context
-    return "".join(reversed(texts))
+    return said_by(reversed(path))
 
 
 def last_of(entries: Iterable[Entry]) -> Entry | None:

@@ -15,7 +15,7 @@ from .kinds import KINDS
 from .leaving import record_of
 from .machine import Machine
 from .model import Model
-from .regions import last_of, text_up_to
+from .regions import last_of, said_up_to
 from .target import Target
 from .user_code import give_way
 
@@ -135,7 +135,7 @@ class InterpretedRun:
             usage=machine.tally.usage(machine.now()),
             seed=machine.seed,
             error=machine.error,
-            text=text_up_to(last_of(own)),
+            text=said_up_to(last_of(own)).text,
         )
         machine.post(lambda: self._summary.set_result(summary))
         machine.emit(Event(kind="run_finished", error=machine.error, at_s=machine.now()))

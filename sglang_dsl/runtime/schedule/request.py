@@ -8,6 +8,7 @@ from functools import total_ordering
 from typing import Literal, Protocol, TypeAlias
 
 from ...ir.execution import FinishReason, TokenScore
+from ...ir.path_text import Torn
 from ...ir.specs import ConstraintSpec, SamplingSpec
 from ..cache.namespace import Namespace
 
@@ -140,9 +141,9 @@ class ScoreRequest:
 class GenerateResult:
     """token_ids: what a continuation continues from: the kept whole tokens (the stop token, and a token cut by a stop
     string, are not among them). tail_text: text kept after the last whole token, when a stop cut inside one.
-    text == decode(token_ids) + tail_text. covered_ids: all tokens the text comes from, one that a stop cut included;
-    token_scores are theirs. peak_kv_pages: most pages that all requests and leases of the engine held in a
-    step of this request.
+    text == decode(token_ids) + tail_text. torn: where the ids begin or end inside a character. covered_ids: all tokens the
+    text comes from, one that a stop cut included; token_scores are theirs. peak_kv_pages: most pages that all requests and
+    leases of the engine held in a step of this request.
     """
 
     request_id: str
@@ -150,6 +151,7 @@ class GenerateResult:
     text: str
     finish_reason: FinishReason
     tail_text: str = ""
+    torn: Torn | None = None
     matched: str | int | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ...errors import SpecError
+from ...ir.path_text import Torn, torn_of
 from ...ir.specs import SamplingSpec
 from .protocol import Tokenizer
 from .stops import finders
@@ -101,6 +102,15 @@ class OutputText:
     def tail_text(self) -> str:
         """After the end: text after the kept tokens, where a stop cut inside one."""
         return _decode(self._data[self._ends[self.kept_tokens - 1] if self.kept_tokens else 0 :])
+
+    @property
+    def torn(self) -> Torn | None:
+        """After the end: where the kept tokens begin or end inside a character that their neighbours may make whole."""
+        torn = torn_of(self._data)
+        if torn is None or not self.kept_tokens:
+            return None
+        whole = self._ends[self.kept_tokens - 1] == len(self._data)
+        return torn if whole else Torn(torn.head) if torn.head else None
 
     def _stop_id(self, token_id: int) -> Ending | None:
         if token_id in self._asked_ids:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from ....errors import CancelledError, CassetteError, RoleError
 from ....ir.execution import ConstraintReport
+from ....ir.path_text import Torn
 from ....ir.specs import ConstraintSpec
 from ...cache.namespace import Namespace
 from ...constrain.audit import audit
@@ -162,12 +163,19 @@ def _play(waiting: _Waiting, tokenizer: Tokenizer) -> None:
     outcome = take.outcome
     if isinstance(outcome, GenerateResult):
         kept = outcome.text[: len(outcome.text) - len(outcome.tail_text)]
-        outcome = replace(outcome, token_ids=tuple(tokenizer.encode(kept)), covered_ids=())
+        ids = _ids_of(kept, outcome.torn or Torn(), tokenizer)
+        outcome = replace(outcome, token_ids=ids, covered_ids=())
     if outcome is None:
         outcome = CassetteError("the recorded call has no end", hint="record it again")
     if not isinstance(outcome, Exception):
         outcome = replace(outcome, request_id=waiting.request.request_id)
     sink.done(outcome)
+
+
+def _ids_of(text: str, torn: Torn, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Ids of a recorded text; the bytes of characters that it begins or ends in the middle of are tokens, as in every vocabulary."""
+    whole = text[len(torn.head) : len(text) - bool(torn.tail)]
+    return (*torn.head, *tokenizer.encode(whole), *torn.tail)
 
 
 class ReplayText:

@@ -17,6 +17,7 @@ from typing import Any
 from .... import errors
 from ....errors import DslError, EngineError, FormatError
 from ....ir.execution import TokenScore
+from ....ir.path_text import Torn
 from ...schedule.request import GenerateResult, Result, ScoreResult
 from .key import CallKey
 
@@ -96,6 +97,7 @@ def _packed(take: Take) -> dict[str, Any]:
     if isinstance(take.outcome, GenerateResult):
         result["token_scores"] = [_packed_score(score) for score in take.outcome.token_scores]
         result.pop("prompt_scores", None)
+        result["torn"] = None if take.outcome.torn is None else [half.hex() for half in take.outcome.torn]
     return {**line, "result": result}
 
 
@@ -119,6 +121,7 @@ def _unpacked(line: dict[str, Any]) -> Take:
         scores = tuple(_unpacked_score(score) for score in result.pop("token_scores", ()))
         ids = tuple(result.pop("token_ids"))
         result["covered_ids"] = tuple(result.get("covered_ids", ()))
+        result["torn"] = None if result.get("torn") is None else Torn(*map(bytes.fromhex, result["torn"]))
         take.outcome = GenerateResult(request_id="", token_ids=ids, token_scores=scores, **result)
     else:
         result = line["result"]
