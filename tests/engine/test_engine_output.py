@@ -6,6 +6,7 @@ import pytest
 
 from sglang_dsl.errors import SamplingError, SpecError
 from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
+from sglang_dsl.runtime.text.stop_patterns import PatternAutomaton
 
 
 def run(lab, pieces, **sampling):
@@ -138,9 +139,29 @@ def test_output_scores_stand_beside_the_kept_tokens(lab):
     assert [score.token_id for score in result.token_scores] == list(result.token_ids)
 
 
-def test_output_regex_that_backtracks_for_ever_fails_its_request_alone(lab):
+@pytest.mark.parametrize("pattern", ["(a|a)*b", "(x+x+)+y", r"(.*)*=", r"\b(\w+\s?)+;"])
+def test_output_regex_that_would_backtrack_for_ever_leaves_others_their_tokens(lab, pattern, monkeypatch):
+    closed = []
+    close = PatternAutomaton.close
+    monkeypatch.setattr(PatternAutomaton, "close", lambda *args: (closed.append(1), close(*args))[1])
+    written = []
+    for hostile in ((), (pattern,)):
+        lab.engine({"bad": ["ax" * 40 + "!"] * 20, "good": ["fine "] * 20})
+        bad, good = lab.submit(lab.request("bad", "bad", stop_regex=hostile), lab.request("good", "good"))
+        by_turn = []
+        while lab.engines[-1].turn():
+            by_turn.append(len(good.token_ids))
+        written.append(by_turn)
+        assert bad.end.text == ("ax" * 40 + "!") * 20
+        assert good.end.text == "fine " * 20
+        lab.assert_clean()
+    assert written[0] == written[1]
+    assert len(closed) <= 3 * len(bad.end.text) + 100
+
+
+def test_output_regex_that_cannot_but_backtrack_fails_its_request_alone(lab):
     lab.engine({"bad": ["a" * 4000 + "!"], "good": ["fine"]})
-    bad, good = lab.submit(lab.request("bad", "bad", stop_regex=("(a|a)*b",)), lab.request("good", "good"))
+    bad, good = lab.submit(lab.request("bad", "bad", stop_regex=(r"(a|a)*(b)\2",)), lab.request("good", "good"))
     lab.settle()
     assert isinstance(bad.end, SpecError)
     assert good.end.text == "fine"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 import regex
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from sglang_dsl.errors import SpecError
 from sglang_dsl.ir.specs import SamplingSpec
+from sglang_dsl.runtime.text import stops as stops_module
 from sglang_dsl.runtime.text.output import Ending, OutputText
 from sglang_dsl.runtime.text.pieces import PieceTokenizer
+from sglang_dsl.runtime.text.stop_patterns import MAX_STATES, PatternAutomaton, PatternSearch, automaton
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "</e>")
 
@@ -243,16 +246,39 @@ def test_stop_regex_that_matches_nothing_is_refused():
         OutputText(PieceTokenizer(), SamplingSpec(stop_regex=("x*",)))
 
 
+RUNAWAYS = [r"(a|aa)+[cd]", r"(x+x+)+y", r"(a|a)*b", r"([a-z]+ ?)+\.", r"(.*)*=", r"\b(\w+\s?)+;", r"(a?){60}a{60}!"]
+
+
+@pytest.mark.parametrize("pattern", RUNAWAYS)
+def test_stop_regex_that_would_backtrack_without_end_looks_at_each_character_once(pattern, monkeypatch):
+    monkeypatch.setattr(stops_module, "BacktrackingStops", None)
+    taken = Counter[str]()
+    close = PatternAutomaton.close
+
+    def counting(self, threads, before, behind):
+        taken["closed"] += 1
+        taken["threads"] = max(taken["threads"], len(threads))
+        return close(self, threads, before, behind)
+
+    monkeypatch.setattr(PatternAutomaton, "close", counting)
+    fed = Fed("ax" * 200, "xa" * 200, "!", stop_regex=(pattern,))
+    assert fed.text == "ax" * 200 + "xa" * 200 + "!"
+    assert taken["closed"] <= 3 * 801
+    assert taken["threads"] <= MAX_STATES
+
+
 @pytest.mark.timeout(20)
-def test_stop_regex_that_backtracks_without_end_fails_its_own_output():
-    output = OutputText(tokenizer := PieceTokenizer(), SamplingSpec(stop_regex=(r"(a|aa)+[cd]",)))
-    with pytest.raises(SpecError, match="needed more than"):
+def test_stop_regex_that_cannot_but_backtrack_fails_its_own_output_soon():
+    output = OutputText(tokenizer := PieceTokenizer(), SamplingSpec(stop_regex=(r"(a|aa)+(c)\2",)))
+    began = time.thread_time()
+    with pytest.raises(SpecError, match=r"needed more than \d+ ms on 41 characters"):
         output.feed(tokenizer.intern("a" * 40 + "b"))
+    assert time.thread_time() - began < 0.1
 
 
 @pytest.mark.timeout(60)
 def test_stop_regex_that_is_slow_at_every_token_fails_once_it_has_used_up_its_time():
-    output = OutputText(tokenizer := PieceTokenizer(), SamplingSpec(stop_regex=(r"(x+x+)+y",)))
+    output = OutputText(tokenizer := PieceTokenizer(), SamplingSpec(stop_regex=(r"(x+x+)+(y)\2",)))
     began = time.thread_time()
 
     def write() -> None:
@@ -261,7 +287,15 @@ def test_stop_regex_that_is_slow_at_every_token_fails_once_it_has_used_up_its_ti
 
     with pytest.raises(SpecError, match="needed more than"):
         write()
-    assert time.thread_time() - began < 1.0
+    assert time.thread_time() - began < 0.5
+
+
+def test_stop_regex_of_many_and_large_patterns_is_found_too():
+    many = tuple(f"end{i:03}" for i in range(300))
+    assert Fed("so end", "299", "x", stop_regex=many).text == "so "
+    assert Fed("so " + "a" * 700, "x", stop_regex=("a{700}",)).text == "so "
+    with pytest.raises(SpecError, match="a stop_regex of 20000 characters is longer than"):
+        OutputText(PieceTokenizer(), SamplingSpec(stop_regex=("ab" * 10_000,)))
 
 
 # --- properties ------------------------------------------------------------------------------------------------------
@@ -301,6 +335,67 @@ def test_output_property_deltas_are_the_text_before_the_first_stop(text, at, sto
 def test_output_property_patterns_cut_as_if_tried_at_every_character(text, at, stop, patterns):
     fed = Fed(*pieces_of(text.encode(), at), stop=tuple(stop), stop_regex=tuple(patterns))
     assert fed.text == expected(text, stop, patterns)
+
+
+SINGLE = st.sampled_from(["a", "b", "1", "é", "🙂", r"\n", " ", ".", "[ab]", "[^a]", r"\d", r"\w", r"\W", r"\s", "[^\\d]", "A", "[a-é]"])
+AROUND = st.sampled_from(["^", "$", r"\b", r"\B", r"\A", r"\Z", "(?=a)", "(?!b)", "(?<=1)", "(?<!\\w)", "(?m:^)", "(?m:$)"])
+
+
+def _larger(inner):
+    return st.one_of(
+        st.tuples(inner, inner).map("".join),
+        st.tuples(inner, inner).map(lambda two: f"(?:{two[0]}|{two[1]})"),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{0,2}?", "+?", "{2,}"])).map(
+            lambda two: f"(?:{two[0]}){two[1]}"
+        ),
+        st.tuples(st.sampled_from(["(?i:", "(?s:", "("]), inner).map(lambda two: f"{two[0]}{two[1]})"),
+    )
+
+
+plain_patterns = st.recursive(SINGLE, _larger, max_leaves=8)
+any_patterns = st.recursive(st.one_of(SINGLE, AROUND), _larger, max_leaves=8)
+written = st.text(alphabet="abAB1é🙂\n \u0301", max_size=16)
+
+
+@settings(max_examples=300)
+@given(plain_patterns, written)
+def test_automaton_property_finds_and_holds_what_the_regex_library_does(pattern, text):
+    compiled = regex.compile(pattern)
+    assume(compiled.search("") is None)
+    search, released = PatternSearch(automaton((pattern,))), [0]
+    for end in range(1, len(text) + 1):
+        data, match = bytearray(text[:end].encode()), compiled.search(text[:end])
+        found = search.find(data)
+        if match is not None:
+            assert found == (len(data), len(text[: match.start()].encode()))
+            assert all(at <= found[1] for at in released)
+            return
+        assert found is None
+        partial = compiled.search(text[:end], partial=True)
+        held = text[: end if partial is None else partial.start()]
+        assert search.held_from() >= len(held.encode())  # it holds some that cannot match any more
+        released.append(search.held_from())
+
+
+@settings(max_examples=300)
+@given(any_patterns, written)
+def test_automaton_property_sees_what_stands_around_like_the_regex_library(pattern, text):
+    compiled = regex.compile(pattern)
+    together = automaton((pattern,))
+    assume(compiled.search("") is None)
+    assume(together is not None)
+    search, released = PatternSearch(together), 0
+    for end in range(1, len(text) + 1):
+        found = search.find(bytearray(text[:end].encode()))
+        assert (found is not None) == (compiled.search(text[:end]) is not None)
+        if found is None:
+            released = search.held_from()
+            continue
+        assert found[1] >= released
+        last, first = (len(text.encode()[:at].decode()) for at in found)
+        assert end - 1 <= last <= end
+        assert any(m.start() == first for m in compiled.finditer(text[:end], first, overlapped=True))
+        return
 
 
 @given(st.binary(max_size=24), cuts)

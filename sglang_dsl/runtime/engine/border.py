@@ -27,7 +27,7 @@ from ...ir.specs import (
 from ..cache.keys import TokenIds
 from ..cache.namespace import Namespace
 from ..schedule.request import BranchOrder, GenerateRequest, Label, LeaseId, Lineage, Request, ScoreRequest, Sink
-from ..text.stops import compile_stop_regex
+from ..text.stops import finders
 from .worker import WorkerInfo
 
 Item: TypeAlias = tuple[Request, Sink]
@@ -213,8 +213,7 @@ def _sampling(sampling: object, prompt_tokens: int, info: WorkerInfo) -> Samplin
                     f"{name} names token {token_id}; ids of this model are 0 to {info.vocab_size - 1}",
                     hint="encode with its tokenizer",
                 )
-    for pattern in sampling.stop_regex:
-        compile_stop_regex(pattern)
+    finders((), sampling.stop_regex)
     return sampling.fitting(prompt_tokens, info.context_tokens)
 
 
