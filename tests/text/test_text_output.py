@@ -337,8 +337,12 @@ def test_output_property_patterns_cut_as_if_tried_at_every_character(text, at, s
     assert fed.text == expected(text, stop, patterns)
 
 
-SINGLE = st.sampled_from(["a", "b", "1", "é", "🙂", r"\n", " ", ".", "[ab]", "[^a]", r"\d", r"\w", r"\W", r"\s", "[^\\d]", "A", "[a-é]"])
-AROUND = st.sampled_from(["^", "$", r"\b", r"\B", r"\A", r"\Z", "(?=a)", "(?!b)", "(?<=1)", "(?<!\\w)", "(?m:^)", "(?m:$)"])
+SINGLE = st.sampled_from(
+    ["a", "b", "1", "é", "🙂", r"\n", " ", ".", "[ab]", "[^a]", r"\d", r"\w", r"\W", r"\s", "[^\\d]", "A", "[a-é]"]
+)
+AROUND = st.sampled_from(
+    ["^", "$", r"\b", r"\B", r"\A", r"\Z", "(?=a)", "(?!b)", "(?<=1)", "(?<!\\w)", "(?m:^)", "(?m:$)"]
+)
 
 
 def _larger(inner):

@@ -27,7 +27,9 @@ from typing import Any, TypeAlias
 parser = import_module("re._parser")  # has no types
 sre = import_module("re._constants")
 
-MAX_STATES = 512  # of one sequence: a character costs at most about a tenth of a millisecond, and mostly two microseconds
+MAX_STATES = (
+    512  # of one sequence: a character costs at most about a tenth of a millisecond, and mostly two microseconds
+)
 MAX_CHARACTERS = 4_096  # whose leaves are remembered
 _FLAGS = {re.IGNORECASE: "i", re.DOTALL: "s"}  # those that change what a single character matches
 _CLASSES = {

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from ...errors import MissingExtraError, SpecError
 from .stop_patterns import MAX_STATES, PatternAutomaton, PatternSearch, automaton
 
-BACKTRACKING_S = 0.005  # per sequence, and so much more per character: a pattern that takes longer fails its own request
+BACKTRACKING_S = 0.005  # per sequence, and so much more per character; who takes longer fails
 BACKTRACKING_S_PER_CHARACTER = 5e-5  # several times what a pattern needs whose searches end soon
 MAX_PATTERN_CHARACTERS = 10_000  # compiling takes time, too
 
@@ -213,9 +213,7 @@ class BacktrackingStops:
         allowed_s = BACKTRACKING_S + BACKTRACKING_S_PER_CHARACTER * len(self._text)
         while (left_s := allowed_s - self._spent_s - (time.thread_time() - self._began_s)) > 0:
             try:
-                return pattern.search(
-                    self._text, self._start, endpos, partial=partial, timeout=left_s, concurrent=True
-                )
+                return pattern.search(self._text, self._start, endpos, partial=partial, timeout=left_s, concurrent=True)
             except TimeoutError:  # of the time of all threads: this one may have had little of it
                 continue
         raise SpecError(
