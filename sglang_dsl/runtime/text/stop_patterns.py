@@ -156,7 +156,8 @@ class _Builder:
             _, added, removed, content = value
             return self._sequence(content, _known((flags | added) & ~removed), then)
         if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
-            return self._repeated(*value, flags, then)
+            low, high, content = value
+            return self._repeated(low, high, content, flags, then)
         if kind is sre.AT and value in (sre.AT_END, sre.AT_END_STRING):
             return self._end(value, flags, then)
         guard = _around(value, flags) if kind is sre.AT else _beside(kind, value, flags)
@@ -257,7 +258,8 @@ def _beside(kind: Any, value: Any, flags: int) -> Guard:
     """Looking around by one character."""
     if kind not in (sre.ASSERT, sre.ASSERT_NOT) or len(value[1]) != 1:
         raise NotRegularError
-    leaf = _leaf(*value[1][0], flags)
+    inner, member = value[1][0]
+    leaf = _leaf(inner, member, flags)
     if leaf is None:
         raise NotRegularError
     matches, wanted = _compiled(leaf).fullmatch, kind is sre.ASSERT
