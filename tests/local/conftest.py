@@ -131,15 +131,18 @@ def compiler() -> SequenceCompiler:
     return SequenceCompiler()
 
 
-@pytest.fixture(params=[1, 16], ids=["page1", "page16"])
+@pytest.fixture(
+    params=[(1, "native"), (16, "native"), (16, "transformers")], ids=["page1", "page16", "page16-transformers"]
+)
 def worker(request: pytest.FixtureRequest, compiler: SequenceCompiler) -> Any:
     pytest.importorskip("torch")
     from sglang_dsl.runtime.backends.local.worker import TorchWorker
     from sglang_dsl.runtime.model.load import serve
     from sglang_dsl.runtime.model.options import ModelOptions
 
+    page_size, decoder = request.param
     options = ModelOptions(
-        dtype="float32", device="cpu", packed_linears=False, page_size=request.param, kv_bytes=1 << 21
+        dtype="float32", device="cpu", packed_linears=False, page_size=page_size, kv_bytes=1 << 21, decoder=decoder
     )
     made = TorchWorker(serve(tiny_llama(), options, fingerprint="tiny"), ByteTokenizer(), compiler, name="tiny")
     yield made

@@ -1,6 +1,6 @@
-"""An unmodified transformers model, run on packed tokens over paged pools.
+"""Steps over packed tokens and paged pools, and an unmodified transformers model that computes them.
 
-Its modules call one attention function, registered with transformers under `NAME`; what it has to do is found on the
+The model's modules call one attention function, registered with transformers under `NAME`; what it has to do is found on the
 calling module itself, so any number of models can be loaded at once. No mask function is registered under that name,
 therefore transformers builds no masks; no cache object is passed, therefore nothing but our pools holds keys and values.
 """
@@ -53,6 +53,25 @@ class StepModel(Protocol):
         lengths: of each token's whole sequence, for models that rotate by it (`PackedPositions.lengths_of`). Returns logits
         [len(wanted), V] at the packed places `wanted`, as the model's own head gives them; the head is not run if nothing is
         wanted.
+        """
+
+
+class Decoder(Protocol):
+    """What turns tokens into logits, with attention answered from outside."""
+
+    name: str
+
+    def compute(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        lengths: Tensor | None,
+        attention: BoundAttention,
+        wanted: Tensor | None,
+    ) -> Tensor:
+        """Logits [len(wanted), V] of packed tokens [T] at their positions, in sequences of these lengths.
+
+        wanted: packed places; None is all of them, and if there are none the head is not run.
         """
 
 
@@ -148,16 +167,53 @@ def probe(model: PreTrainedModel) -> tuple[dict[int, LayerShape], bool]:
     return shapes, softcapped
 
 
+class TransformersDecoder:
+    """A transformers model as a `Decoder`. Whoever holds it has the model to itself: its attention is bound."""
+
+    def __init__(self, model: PreTrainedModel, positions: PackedPositions) -> None:
+        self.name = type(model).__name__
+        self._model = model
+        self._positions = positions
+        self._decoder = model.get_decoder()  # type: ignore[no-untyped-call]
+        self._attention: BoundAttention | None = None
+        bind(model, self._attend)
+
+    def compute(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        lengths: Tensor | None,
+        attention: BoundAttention,
+        wanted: Tensor | None,
+    ) -> Tensor:
+        """See `Decoder.compute`."""
+        self._attention = attention
+        options = {"input_ids": token_ids.unsqueeze(0), "position_ids": positions.unsqueeze(0), "use_cache": False}
+        try:
+            with self._positions.of(positions, lengths):
+                if wanted is None:
+                    logits: Tensor = self._model(**options).logits
+                elif wanted.numel():
+                    logits = self._model(**options, logits_to_keep=wanted).logits
+                else:
+                    self._decoder(**options)
+                    return torch.empty(0, 0, device=wanted.device)
+                return logits[0]
+        finally:
+            self._attention = None
+
+    def _attend(self, index: int, q: Tensor, k: Tensor, v: Tensor, layer: LayerAttention) -> Tensor:
+        if self._attention is None:
+            raise RuntimeError("the model's attention was called outside of TransformersDecoder.compute")
+        return self._attention(index, q, k, v, layer)
+
+
 class PackedModel:
     """The fast way: one forward over all tokens of the step."""
 
-    def __init__(self, model: PreTrainedModel, pool: KvPool, positions: PackedPositions) -> None:
-        self._model = model
+    def __init__(self, decoder: Decoder, pool: KvPool) -> None:
+        self._decoder = decoder
         self._pool = pool
-        self._positions = positions
-        self._decoder = model.get_decoder()  # type: ignore[no-untyped-call]
-        self._plan: AttentionPlan | None = None
-        bind(model, self._attend)
 
     @torch.inference_mode()
     def forward(
@@ -169,23 +225,11 @@ class PackedModel:
         lengths: Tensor | None = None,
     ) -> Tensor:
         """See `StepModel.forward`."""
-        self._plan = plan
         self._pool.count_writes(plan.write_slots.shape[0])
-        options = {"input_ids": token_ids.unsqueeze(0), "position_ids": positions.unsqueeze(0), "use_cache": False}
-        try:
-            with self._positions.of(positions, lengths):
-                if not wanted.numel():
-                    self._decoder(**options)
-                    return torch.empty(0, 0, device=wanted.device)
-                logits: Tensor = self._model(**options, logits_to_keep=wanted).logits
-                return logits[0]
-        finally:
-            self._plan = None
 
-    def _attend(self, index: int, q: Tensor, k: Tensor, v: Tensor, layer: LayerAttention) -> Tensor:
-        plan = self._plan
-        if plan is None:
-            raise RuntimeError("the model's attention was called outside of PackedModel.forward")
-        keys, values = self._pool.keys[index], self._pool.values[index]
-        store(k, v, keys, values, plan)
-        return attend(q, k, v, keys, values, plan, layer)
+        def attention(index: int, q: Tensor, k: Tensor, v: Tensor, layer: LayerAttention) -> Tensor:
+            keys, values = self._pool.keys[index], self._pool.values[index]
+            store(k, v, keys, values, plan)
+            return attend(q, k, v, keys, values, plan, layer)
+
+        return self._decoder.compute(token_ids, positions, lengths, attention, wanted)

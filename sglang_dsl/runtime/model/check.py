@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...errors import DslError, SelfCheckError
 from ...kernels.attention import QueryRow, SharedKeys, plan_step
-from .adapter import StepModel
+from .adapter import Decoder, StepModel
 from .pools import KvPool, LayerShape
 from .rotary import PackedPositions
 
@@ -35,7 +35,7 @@ MOST_WORK = {
 }  # parameters times tokens; above it, long sequences run through a few layers only
 TOLERANCE = {torch.float32: 2e-4, torch.float64: 2e-4, torch.float16: 5e-2, torch.bfloat16: 3e-1}
 
-Make = Callable[["PreTrainedModel", KvPool, PackedPositions], StepModel]
+Make = Callable[[Decoder, KvPool], StepModel]
 _log = logging.getLogger(__name__)
 
 
@@ -47,12 +47,15 @@ class CheckRow(NamedTuple):
 
 
 class CheckModel(NamedTuple):
-    """What is checked: the model, the shapes of its layers, and how it will be run."""
+    """What is checked: a decoder of the model, the shapes of its layers, and how it will be run."""
 
     model: PreTrainedModel
+    decoder: Decoder
     shapes: dict[int, LayerShape]
     positions: PackedPositions
     page_size: int
+    device: torch.device
+    vocab_size: int
     softcapped: bool = False
 
 
@@ -165,7 +168,7 @@ def verify_all(made: CheckModel, make: Make, groups: Sequence[CheckGroup], *, dt
                 raise
             except Exception as error:
                 raise SelfCheckError(
-                    f"{type(made.model).__name__} cannot be run on pages: {type(error).__name__}: {error}",
+                    f"{made.decoder.name} cannot be run on pages: {type(error).__name__}: {error}",
                     hint="this architecture cannot be run here; please report it",
                 ) from error
     return worst
@@ -194,7 +197,7 @@ def verify(
     measured = max(difference(*pair) for pair in zip(found, expected, strict=True))
     if not measured <= TOLERANCE[dtype]:
         raise SelfCheckError(
-            f"{type(made.model).__name__} gives different logits on pages: relative difference {measured:.3g}, "
+            f"{made.decoder.name} gives different logits on pages: relative difference {measured:.3g}, "
             f"allowed in {str(dtype).removeprefix('torch.')} is {TOLERANCE[dtype]:.3g}",
             hint="this architecture cannot be run here; please report it",
         )
@@ -214,14 +217,14 @@ def verify_invariance(made: CheckModel, make: Make, *, dtype: torch.dtype) -> No
     Raises:
         SelfCheckError: their logits differ in any bit.
     """
-    rows = [CheckRow(ids, TOKENS) for ids in check_tokens(made.model.config.get_text_config().vocab_size)]
+    rows = [CheckRow(ids, TOKENS) for ids in check_tokens(made.vocab_size)]
     ways = [
         torch.stack(_stepwise_logits(made, make, rows, cuts, dtype=dtype))
         for cuts in ([0, TOKENS], [0, 5, 36, *range(37, TOKENS + 1)])
     ]
     if not torch.equal(*ways):
         raise SelfCheckError(
-            f"{type(made.model).__name__} is not batch-invariant here: relative difference {difference(*ways):.3g}",
+            f"{made.decoder.name} is not batch-invariant here: relative difference {difference(*ways):.3g}",
             hint="use threads=1 or dtype='bfloat16', or leave batch_invariant off",
         )
 
@@ -239,7 +242,7 @@ def _stepwise_logits(
 
     shared > 0: the first step computes all but sequence 1, which begins below the `shared` tokens it has in sequence 0's pages.
     """
-    size, device = made.page_size, made.model.device
+    size, device = made.page_size, made.device
     tables: list[list[int]] = []
     pages = 0
     for i, row in enumerate(rows):
@@ -247,7 +250,7 @@ def _stepwise_logits(
         own = -(-len(row.token_ids) // size) - common
         tables.append([*(tables[0][:common] if common else []), *range(pages, pages + own)])
         pages += own
-    computer = make(made.model, KvPool(made.shapes, pages, size, dtype=dtype, device=device), made.positions)
+    computer = make(made.decoder, KvPool(made.shapes, pages, size, dtype=dtype, device=device))
     parts: list[list[Tensor]] = [[] for _ in rows]
     done = [shared if i == 1 else 0 for i in range(len(rows))]
     for step, cut in enumerate(cuts[1:]):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ...errors import ModelLoadError
 
@@ -47,6 +48,26 @@ def read_folder(path: Path, dtype: torch.dtype) -> PreTrainedModel:
     model: PreTrainedModel = opened[0]
     _refuse_unfilled(path, opened[1])
     return model
+
+
+def stored_tensors(path: Path, names: Collection[str]) -> dict[str, Tensor] | None:
+    """These tensors of a folder as its safetensors hold them, mapped; None unless all are there under these very names."""
+    from safetensors import SafetensorError, safe_open
+
+    whole = path / "model.safetensors"
+    try:
+        if whole.is_file():
+            files = {whole.name: set(names)}
+        else:
+            places = json.loads((path / "model.safetensors.index.json").read_text(encoding="utf-8"))["weight_map"]
+            files = {str(places[name]): {n for n in names if places[n] == places[name]} for name in names}
+        found: dict[str, Tensor] = {}
+        for file, wanted in files.items():
+            with safe_open(path / file, "pt") as stored:
+                found.update({name: stored.get_tensor(name) for name in wanted})
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError):
+        return None
+    return found
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

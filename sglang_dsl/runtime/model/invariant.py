@@ -9,18 +9,14 @@ product could depend on its place in the tile, is checked bit by bit when the mo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...kernels.attention import AttentionPlan, BlockVisit, LayerAttention, QueryRow, attend_invariant, plan_visits
-from .adapter import bind
+from .adapter import BoundAttention, Decoder
 from .pools import KvPool
-from .rotary import PackedPositions
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 TILE = 32
 
@@ -36,16 +32,11 @@ class _Tile(NamedTuple):
 
 
 class TiledModel:
-    """A bound model and its pool; computes the same steps as `PackedModel`, slower and always alike."""
+    """A decoder and its pool; computes the same steps as `PackedModel`, slower and always alike."""
 
-    def __init__(self, model: PreTrainedModel, pool: KvPool, positions: PackedPositions) -> None:
-        self._model = model
+    def __init__(self, decoder: Decoder, pool: KvPool) -> None:
+        self._decoder = decoder
         self._pool = pool
-        self._positions = positions
-        self._decoder = model.get_decoder()  # type: ignore[no-untyped-call]
-        self._tile: _Tile | None = None
-        self._visits: dict[tuple[int | None, int | None], tuple[BlockVisit, ...]] = {}
-        bind(model, self._attend)
 
     @torch.inference_mode()
     def forward(
@@ -68,41 +59,38 @@ class TiledModel:
         self, tile: _Tile, token_ids: Tensor, positions: Tensor, wanted: Tensor, lengths: Tensor | None
     ) -> Tensor | None:
         """Logits of the wanted tokens in this tile, in ascending order; None if there are none."""
-        self._tile, self._visits = tile, {}
         mine = slice(tile.first, tile.end)
-        places = _filled(positions[mine])
-        own = None if lengths is None else _filled(lengths[mine], int(lengths[tile.first]))[0]
-        options = {"input_ids": _filled(token_ids[mine]), "position_ids": places, "use_cache": False}
+        own = None if lengths is None else _filled(lengths[mine], int(lengths[tile.first]))
         here = wanted[(wanted >= tile.first) & (wanted < tile.end)].sort().values - tile.first
-        try:
-            with self._positions.of(places[0], own):
-                if not here.numel():
-                    self._decoder(**options)
-                    return None
-                logits: Tensor = self._model(**options).logits[0]
-                return logits[here]
-        finally:
-            self._tile = None
+        ids, places = _filled(token_ids[mine]), _filled(positions[mine])
+        if not here.numel():
+            self._decoder.compute(ids, places, own, self._attention(tile), here)
+            return None
+        return self._decoder.compute(ids, places, own, self._attention(tile), None)[
+            here
+        ]  # the head sees a whole tile too
 
-    def _attend(self, index: int, q: Tensor, k: Tensor, v: Tensor, layer: LayerAttention) -> Tensor:
-        tile = self._tile
-        if tile is None:
-            raise RuntimeError("the model's attention was called outside of TiledModel.forward")
-        keys, values = self._pool.keys[index], self._pool.values[index]
-        keys.index_copy_(0, tile.slots, k.index_select(0, tile.sources))
-        values.index_copy_(0, tile.slots, v.index_select(0, tile.sources))
-        seen = layer.window, layer.chunk
-        if seen not in self._visits:
-            self._visits[seen] = plan_visits(tile.rows, self._pool.page_size, q.device, *seen)
-        tokens = tile.end - tile.first
-        out = q.new_zeros(TILE, q.shape[1], values.shape[-1])
-        out[:tokens] = attend_invariant(q[:tokens], keys, values, self._visits[seen], layer)
-        return out
+    def _attention(self, tile: _Tile) -> BoundAttention:
+        visits: dict[tuple[int | None, int | None], tuple[BlockVisit, ...]] = {}
+
+        def attend(index: int, q: Tensor, k: Tensor, v: Tensor, layer: LayerAttention) -> Tensor:
+            keys, values = self._pool.keys[index], self._pool.values[index]
+            keys.index_copy_(0, tile.slots, k.index_select(0, tile.sources))
+            values.index_copy_(0, tile.slots, v.index_select(0, tile.sources))
+            seen = layer.window, layer.chunk
+            if seen not in visits:
+                visits[seen] = plan_visits(tile.rows, self._pool.page_size, q.device, *seen)
+            tokens = tile.end - tile.first
+            out = q.new_zeros(TILE, q.shape[1], values.shape[-1])
+            out[:tokens] = attend_invariant(q[:tokens], keys, values, visits[seen], layer)
+            return out
+
+        return attend
 
 
 def _filled(values: Tensor, filling: int = 0) -> Tensor:
-    """[1, TILE], with `filling` behind."""
-    return torch.nn.functional.pad(values, (0, TILE - values.shape[0]), value=filling).unsqueeze(0)
+    """[TILE], with `filling` behind."""
+    return torch.nn.functional.pad(values, (0, TILE - values.shape[0]), value=filling)
 
 
 def _tiles(plan: AttentionPlan) -> list[_Tile]:

@@ -1,8 +1,9 @@
-"""What a process leaves for the next: a GGUF file's weights dequantized, and that a model has passed its check.
+"""What a process leaves for the next: a GGUF file's weights dequantized, that a model has passed its check, and the shape of
+the native decoder that passed it.
 
 Both lie in the cache folder under names made of everything they depend on: the model's fingerprint, the options, the versions
 of the libraries, the processor, and the source of the code that computes. A file is written aside and renamed, so it is whole
-or not there; weights carry a checksum. The newest weights are kept up to MOST_BYTES; deleting the folder costs time only.
+or not there, and carries a checksum. The newest weights are kept up to MOST_BYTES; deleting the folder costs time only.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torch import Tensor
 from ..supply import cache_folder
 
 MOST_BYTES = 4 << 30
-_LIBRARIES = ("torch", "transformers", "numpy", "gguf")
+_LIBRARIES = ("torch", "transformers", "numpy", "gguf", "safetensors")
 _SUM = "crc32"
 
 
@@ -42,13 +43,24 @@ class Keep:
 
     def checked(self) -> float | None:
         """The difference that the check measured when the model was last opened in this way; None: it was not."""
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            return float(json.loads(self._file("json").read_text())["difference"])
-        return None
+        difference = self._noted().get("difference")
+        return difference if isinstance(difference, float) else None
 
-    def note_checked(self, difference: float) -> None:
-        """The check has passed."""
-        self._write("json", lambda path: path.write_text(json.dumps({"difference": difference})))
+    def decoder(self) -> object:
+        """What was noted of the native decoder that passed the check; None: the model was served by another."""
+        return self._noted().get("decoder") if self.checked() is not None else None
+
+    def note_checked(self, difference: float, decoder: Mapping[str, object] | None = None) -> None:
+        """The check has passed, for a native decoder if it is given."""
+        noted = {"difference": difference, "decoder": decoder}
+        self._write("json", lambda path: path.write_text(json.dumps(noted | {_SUM: _sum_of(noted)})))
+
+    def _noted(self) -> Mapping[str, object]:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            noted = json.loads(self._file("json").read_text())
+            if isinstance(noted, dict) and noted.pop(_SUM, None) == _sum_of(noted):
+                return noted
+        return {}
 
     def state(self, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """The kept tensors if they are whole, else what `make` gives, which is kept then."""
@@ -93,6 +105,10 @@ class Keep:
         except OSError:
             return False
         return True
+
+
+def _sum_of(noted: Mapping[str, object]) -> str:
+    return f"{zlib.crc32(json.dumps(noted, sort_keys=True).encode()):08x}"
 
 
 def _checksum(state: Mapping[str, Tensor]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ...errors import DslError, ModelLoadError
+from ...errors import DslError, ModelLoadError, SelfCheckError
 from . import check, linears, settings
-from .adapter import PackedModel, StepModel, probe
+from .adapter import Decoder, PackedModel, StepModel, TransformersDecoder, probe
 from .context import context_tokens, refuse_unknown, thresholds
-from .folder import read_folder, shown
-from .gguf_file import GgufFile
+from .folder import read_folder, shown, stored_tensors
 from .invariant import TiledModel
 from .keep import Keep
+from .llama import LlamaDecoder, LlamaShape, llama_shape
 from .options import DEFAULT_KV_BYTES, ModelOptions
 from .pools import KvPool, LayerShape
 from .rotary import PackedPositions
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _SHOWN = 400  # characters of a library's error that are passed on
+_log = logging.getLogger(__name__)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -64,9 +66,50 @@ def load_model(path: Path, options: ModelOptions, *, fingerprint: str, keep: boo
         facts = f"{options} {device} {torch.get_num_threads() if options.batch_invariant else ''}"
         kept = Keep(fingerprint, facts) if keep else None
         weights = Keep(fingerprint, str(dtype)) if keep else None
+        if kept is not None:
+            known = _reopened(path, options, kept, weights, dtype=dtype, device=device, fingerprint=fingerprint)
+            if known is not None:
+                return known
         model = read_model(path, dtype, weights)
         placed: PreTrainedModel = model.to(device)  # type: ignore[arg-type]
-        return serve(placed, options, fingerprint=fingerprint, keep=kept)
+        return serve(placed, options, fingerprint=fingerprint, keep=kept, path=path)
+
+
+def _reopened(
+    path: Path,
+    options: ModelOptions,
+    keep: Keep,
+    weights: Keep | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    fingerprint: str,
+) -> LoadedModel | None:
+    """The model in its native decoder, without transformers, if that has passed the check when it was opened in this way before
+    and its weights are found again.
+    """
+    difference, shape = keep.checked(), LlamaShape.from_json(keep.decoder())
+    if difference is None or shape is None or not options.self_check:
+        return None
+    sizes = shape.tensors()
+    state = stored_tensors(path, sizes) if path.is_dir() else _gguf_state(path, dtype, weights)
+    if state is None or {name: tuple(tensor.shape) for name, tensor in state.items()} != sizes:
+        return None
+    decoder = LlamaDecoder(shape, {name: tensor.to(device, dtype) for name, tensor in state.items()})
+    if options.packed_linears and linears.can_pack(dtype, device):
+        linears.pack_linears(decoder)
+    return _with_pool(
+        decoder,
+        shape.pools(),
+        PackedPositions((), shape.context_tokens),
+        options,
+        fingerprint=fingerprint,
+        context_tokens=shape.context_tokens,
+        vocab_size=shape.vocab_size,
+        dtype=dtype,
+        device=device,
+        check_difference=difference,
+    )
 
 
 @contextmanager
@@ -101,75 +144,188 @@ def read_model(path: Path, dtype: torch.dtype, keep: Keep | None = None) -> PreT
         return read_folder(path, dtype) if path.is_dir() else _read_gguf(path, dtype, keep)
 
 
-def serve(model: PreTrainedModel, options: ModelOptions, *, fingerprint: str, keep: Keep | None = None) -> LoadedModel:
+def serve(
+    model: PreTrainedModel,
+    options: ModelOptions,
+    *,
+    fingerprint: str,
+    keep: Keep | None = None,
+    path: Path | None = None,
+) -> LoadedModel:
     """Make a transformers model compute steps. It is changed (linears packed, attention bound) and must not be used again.
+
+    keep: where a passed check is noted; path: where the next process finds the weights.
 
     Raises:
         ModelLoadError, SelfCheckError: as `load_model`.
     """
     device, dtype = model.device, model.dtype
-    config = model.config.get_text_config()
-    page_size = options.page_size or (1 if device.type == "cpu" else 16)
+    vocab_size = int(model.config.get_text_config().vocab_size)
     model.eval()  # type: ignore[no-untyped-call]
     model.requires_grad_(False)
     refuse_unknown(model.config, type(model).__name__)
     most_tokens = context_tokens(model, options.context_tokens)
-    positions = PackedPositions(model, most_tokens)
-    known = keep.checked() if keep is not None and options.self_check else None
-    if known is None:
-        made, spared, groups, measured = _checked(model, positions, options, page_size, most_tokens)
+    positions = PackedPositions(model.modules(), most_tokens)
+    known = None
+    if keep is not None and options.self_check and options.decoder != "native" and keep.decoder() is None:
+        known = keep.checked()  # of the model itself
+    if known is None and options.self_check:
+        native = _native_shape(model, positions, options, most_tokens, path if keep is not None else None)
+        made, spared, groups, measured = _checked(model, native, positions, options, most_tokens)
     else:
-        made, spared = _probed(model, positions, page_size)
+        made, spared = _probed(model, positions, options)
         groups, measured = [], known
     if options.batch_invariant and made.softcapped:
         raise ModelLoadError(
             f"{type(model).__name__} caps its attention scores softly, which has no batch-invariant path",
             hint="leave batch_invariant off",
         )
-    make = TiledModel if options.batch_invariant else PackedModel
-    packed = options.packed_linears and linears.can_pack(dtype, device) and linears.pack_linears(model, spared)
+    make = _way(options)
+    packed = options.packed_linears and linears.can_pack(dtype, device) and _pack(made, spared)
     if groups and (packed or options.batch_invariant or dtype != torch.float32):
         check.verify_all(made, make, groups, dtype=dtype)
-    num_pages = _pages(made.shapes, options, page_size, dtype, device)
-    pool = KvPool(made.shapes, num_pages, page_size, dtype=dtype, device=device)
     if options.batch_invariant and known is None:
         check.verify_invariance(made, make, dtype=dtype)
     if keep is not None and known is None and measured is not None:
-        keep.note_checked(measured)
-    return LoadedModel(
-        packed=make(model, pool, positions),
-        pool=pool,
-        positions=positions,
+        keep.note_checked(measured, made.decoder.shape.to_json() if isinstance(made.decoder, LlamaDecoder) else None)
+    return _with_pool(
+        made.decoder,
+        made.shapes,
+        positions,
+        options,
         fingerprint=fingerprint,
         context_tokens=most_tokens,
-        vocab_size=config.vocab_size,
+        vocab_size=vocab_size,
         dtype=dtype,
         device=device,
         check_difference=measured,
     )
 
 
+def _with_pool(
+    decoder: Decoder,
+    shapes: dict[int, LayerShape],
+    positions: PackedPositions,
+    options: ModelOptions,
+    *,
+    fingerprint: str,
+    context_tokens: int,
+    vocab_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    check_difference: float | None,
+) -> LoadedModel:
+    page_size = _page_size(options, device)
+    pool = KvPool(shapes, _pages(shapes, options, page_size, dtype, device), page_size, dtype=dtype, device=device)
+    return LoadedModel(
+        packed=_way(options)(decoder, pool),
+        pool=pool,
+        positions=positions,
+        fingerprint=fingerprint,
+        context_tokens=context_tokens,
+        vocab_size=vocab_size,
+        dtype=dtype,
+        device=device,
+        check_difference=check_difference,
+    )
+
+
+def _way(options: ModelOptions) -> check.Make:
+    return TiledModel if options.batch_invariant else PackedModel
+
+
+def _page_size(options: ModelOptions, device: torch.device) -> int:
+    return options.page_size or (1 if device.type == "cpu" else 16)
+
+
+def _native_shape(
+    model: PreTrainedModel, positions: PackedPositions, options: ModelOptions, most_tokens: int, path: Path | None
+) -> LlamaShape | None:
+    """The shape of the native decoder if it may serve this model: a plain Llama, alike at every length, that will be checked.
+    Where the check is noted for the next process (`path`), that process must find the same weights.
+
+    Raises:
+        ModelLoadError: it is asked for, and the model has none.
+    """
+    shape = None
+    if options.decoder != "transformers":
+        alike = not positions.borders and not thresholds(model, [], most_tokens)
+        shape = llama_shape(model, most_tokens) if alike else None
+        if shape is not None and path is not None and path.is_dir() and not _stored_as(path, model, shape):
+            shape = None
+    if shape is None and options.decoder == "native":
+        raise ModelLoadError(
+            f"{type(model).__name__} has no native decoder here",
+            hint="plain Llama models in their usual files have one: leave decoder out, or use decoder='transformers'",
+        )
+    return shape
+
+
+def _stored_as(path: Path, model: PreTrainedModel, shape: LlamaShape) -> bool:
+    """Whether the tensors of a folder are, under the names of a Llama, what the library has made of them."""
+    stored = stored_tensors(path, shape.tensors())
+    return stored is not None and all(
+        torch.equal(stored[name].to(parameter.device, parameter.dtype), parameter)
+        for name, parameter in model.named_parameters()
+    )
+
+
 def _checked(
-    model: PreTrainedModel, positions: PackedPositions, options: ModelOptions, page_size: int, most_tokens: int
+    model: PreTrainedModel,
+    native: LlamaShape | None,
+    positions: PackedPositions,
+    options: ModelOptions,
+    most_tokens: int,
 ) -> tuple[check.CheckModel, frozenset[nn.Module], list[check.CheckGroup], float | None]:
-    """The model with its layers' shapes, the linears that must not be packed, and what the self-check found if it is on."""
-    if not options.self_check:
-        made, spared = _probed(model, positions, page_size)
-        return made, spared, [], None
+    """The decoder that passed the self-check, the linears in it that must not be packed, what it was compared with, and the
+    difference. The native decoder comes first if there is one; if it does not pass, the model itself is checked.
+    """
     past = thresholds(model, list(positions.borders[:1]), min(check.MOST_TOKENS, most_tokens))
     rows = check.check_rows(model.config.get_text_config().vocab_size, past, most_tokens)
     with check.in_float32(model, free_bytes(model.device) // 2) as dtype:
         groups = check.expected_groups(model, rows)
-        made, spared = _probed(model, positions, page_size)
+        if native is not None:
+            decoder = LlamaDecoder(native, dict(model.named_parameters()))
+            made = _check_model(model, decoder, native.pools(), positions, options)
+            try:
+                return made, frozenset(), groups, check.verify_all(made, PackedModel, groups, dtype=dtype)
+            except SelfCheckError as error:
+                if options.decoder == "native":
+                    raise
+                _log.warning("the native decoder is not used: %s", str(error).splitlines()[0])
+        made, spared = _probed(model, positions, options)
         return made, spared, groups, check.verify_all(made, PackedModel, groups, dtype=dtype)
 
 
 def _probed(
-    model: PreTrainedModel, positions: PackedPositions, page_size: int
+    model: PreTrainedModel, positions: PackedPositions, options: ModelOptions
 ) -> tuple[check.CheckModel, frozenset[nn.Module]]:
     with linears.watched_linears(model) as read:
         shapes, softcapped = probe(model)
-    return check.CheckModel(model, shapes, positions, page_size, softcapped), frozenset(read)
+    made = _check_model(model, TransformersDecoder(model, positions), shapes, positions, options)
+    return made._replace(softcapped=softcapped), frozenset(read)
+
+
+def _check_model(
+    model: PreTrainedModel,
+    decoder: Decoder,
+    shapes: dict[int, LayerShape],
+    positions: PackedPositions,
+    options: ModelOptions,
+) -> check.CheckModel:
+    vocab_size = int(model.config.get_text_config().vocab_size)
+    return check.CheckModel(
+        model, decoder, shapes, positions, _page_size(options, model.device), model.device, vocab_size
+    )
+
+
+def _pack(made: check.CheckModel, spared: frozenset[nn.Module]) -> int:
+    """Pack the linears of what serves. A model that no longer serves gives up its weights first: there is room for one."""
+    if not isinstance(made.decoder, LlamaDecoder):
+        return linears.pack_linears(made.model, spared)
+    for module in made.model.modules():
+        module._parameters.clear()
+    return linears.pack_linears(made.decoder)
 
 
 def choose_device(name: str) -> torch.device:
@@ -195,12 +351,14 @@ def _read_gguf(path: Path, dtype: torch.dtype, keep: Keep | None) -> PreTrainedM
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
+    from .gguf_file import GgufFile
+
     file = GgufFile(path)
     with no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             file.config(), dtype=dtype
         )
-    state = file.state(dtype) if keep is None else keep.state(lambda: file.state(dtype))
+    state = _gguf_state(path, dtype, keep)
     wrong = [name for name, p in model.named_parameters() if name in state and state[name].shape != p.shape]
     if wrong:
         raise ModelLoadError(
@@ -215,6 +373,17 @@ def _read_gguf(path: Path, dtype: torch.dtype, keep: Keep | None) -> PreTrainedM
             hint="download it again",
         )
     return model
+
+
+def _gguf_state(path: Path, dtype: torch.dtype, keep: Keep | None) -> dict[str, Tensor]:
+    """The file's weights, as they were kept if they were."""
+
+    def read() -> dict[str, Tensor]:
+        from .gguf_file import GgufFile  # and with it the gguf package
+
+        return GgufFile(path).state(dtype)
+
+    return read() if keep is None else keep.state(read)
 
 
 def _pages(

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias, get_args
 from ...errors import SpecError
 
 WeightType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
+DecoderKind: TypeAlias = Literal["auto", "native", "transformers"]
 
 DEFAULT_KV_BYTES = 1 << 30
 
@@ -23,7 +24,9 @@ class ModelOptions:
     OMP_NUM_THREADS if set, else the physical cores but one. batch_invariant: a sequence's logits are bitwise the same alone
     and in any batch, cold and cached, however its prompt is chunked; several times slower, and on one thread by default.
     context_tokens: the longest sequence; None is what the model says (with scaled rotary positions: factor times the original
-    length).
+    length). decoder: who computes a layer. "transformers" is the library's own model; "native" is this project's decoder, which
+    plain Llama models have, and refuses others; "auto" is the native one where the self-check has found it to give what
+    transformers gives, else transformers. A model that was opened natively before opens without importing transformers.
     """
 
     dtype: WeightType = "auto"
@@ -35,10 +38,18 @@ class ModelOptions:
     threads: int | None = None
     batch_invariant: bool = False
     context_tokens: int | None = None
+    decoder: DecoderKind = "auto"
 
     def __post_init__(self) -> None:
         if self.dtype not in get_args(WeightType):
             raise SpecError(f"dtype={self.dtype!r} is unknown", hint=f"one of {', '.join(get_args(WeightType))}")
+        if self.decoder not in get_args(DecoderKind):
+            raise SpecError(f"decoder={self.decoder!r} is unknown", hint=f"one of {', '.join(get_args(DecoderKind))}")
+        if self.decoder == "native" and not self.self_check:
+            raise SpecError(
+                "decoder='native' serves only what the self-check has passed, and self_check is False",
+                hint="leave self_check on, or take decoder='transformers'",
+            )
         for name in ("page_size", "kv_bytes", "threads", "context_tokens"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

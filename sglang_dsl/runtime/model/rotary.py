@@ -13,15 +13,12 @@ from which every packed token's own position comes out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class PackedPositions:
@@ -30,15 +27,16 @@ class PackedPositions:
     borders: ascending lengths past which rotary factors are others. Band b of lengths is past b of them.
     """
 
-    def __init__(self, model: PreTrainedModel, context_tokens: int) -> None:
-        rotary = [m for m in model.modules() if any(_by_length(kind) for _, kind in rotary_kinds(m))]
+    def __init__(self, modules: Iterable[nn.Module], context_tokens: int) -> None:
+        modules = list(modules)
+        rotary = [m for m in modules if any(_by_length(kind) for _, kind in rotary_kinds(m))]
         self.borders: Sequence[int] = _borders(rotary, context_tokens)
         self._context_tokens = context_tokens
         self._lengths: Tensor | None = None
         self._positions: Tensor | None = None
         for module in rotary:
             module.forward = self._rotating(module, module.forward)
-        for module in model.modules():
+        for module in modules:
             if getattr(module, "attn_temperature_tuning", False):
                 module.forward = self._counting(module.forward)
 
