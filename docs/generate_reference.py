@@ -33,7 +33,7 @@ GROUPS: tuple[tuple[str, str, str], ...] = (
         "role_begin role_end",
     ),
     ("Tools", "sglang_dsl", "tool Tool"),
-    ("Options", "sglang_dsl", "RunOptions use local SamplingSpec ConstraintSpec"),
+    ("Options", "sglang_dsl", "RunOptions use set_default_backend local SamplingSpec ConstraintSpec"),
     ("What is known after a call or a run", "sglang_dsl", "Meta Usage"),
     ("Graphs", "sglang_dsl", "Graph execute explain"),
     ("Errors", "sglang_dsl", "DslError Origin"),

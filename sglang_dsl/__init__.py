@@ -42,7 +42,7 @@ from .frontend.settings import use
 from .frontend.state import State
 from .frontend.streaming import Stream
 from .frontend.tools import Tool, tool
-from .ir.execution import MISSING, Meta, Usage, execute
+from .ir.execution import MISSING, Meta, Usage, execute, set_default_backend
 from .ir.graph import Graph
 from .ir.nodes import Reasoning
 from .ir.specs import ConstraintSpec, RunOptions, SamplingSpec
@@ -57,8 +57,8 @@ __all__ = [
     "MISSING", "Branches", "Chunk", "ConstraintSpec", "DslError", "Generation", "Graph", "Handle", "Interrupted",
     "Joined", "Lazy", "Meta", "Origin", "Program", "Reasoning", "Result", "RunOptions", "Running", "SamplingSpec",
     "Selection", "State", "Stream", "Tool", "Usage", "assistant", "assistant_begin", "assistant_end", "execute",
-    "explain", "gen", "image", "local", "program", "raw", "role", "role_begin", "role_end", "select", "system", "system_begin",
-    "system_end", "tool", "use", "user", "user_begin", "user_end",
+    "explain", "gen", "image", "local", "program", "raw", "role", "role_begin", "role_end", "select", "set_default_backend", "system",
+    "system_begin", "system_end", "tool", "use", "user", "user_begin", "user_end",
 ]  # fmt: skip
 
 

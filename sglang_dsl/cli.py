@@ -266,13 +266,20 @@ def bench(
 # --- what they do ------------------------------------------------------------------------------------------------------
 
 
-def _run_script(file: Path, rest: Sequence[str], options: Any) -> int:
-    from . import use
+@contextmanager
+def _given(options: Any) -> Iterator[None]:
+    """The command line's options hold for what runs inside; its backend also in threads that the user's code starts."""
+    from . import set_default_backend, use
 
+    with use(options), set_default_backend(options.backend) if options.backend else nullcontext():
+        yield
+
+
+def _run_script(file: Path, rest: Sequence[str], options: Any) -> int:
     _prepare_process()
     sys.argv = [str(file), *rest]
     sys.path.insert(0, str(file.resolve().parent))  # where Python itself looks first for what a script imports
-    with use(options), _users_code():
+    with _given(options), _users_code():
         _hint_at_programs(file, runpy.run_path(str(file), run_name="__main__"))
     return DONE
 
@@ -292,13 +299,11 @@ def _hint_at_programs(file: Path, names: dict[str, Any]) -> None:
 def _run_program(
     file: Path, name: str, arg: Sequence[str], options: Any, files: _Files, *, stream: bool, top: bool
 ) -> int:
-    from . import use
-
     _prepare_process()
     _write_plainly()
     program = _load_program(file, name)
     arguments = _arguments(program, arg)
-    with use(options), _top() if top else nullcontext():
+    with _given(options), _top() if top else nullcontext():
         result = _streamed(program, arguments) if stream else program.attempt(**arguments)
     try:
         if isinstance(result.error, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Run options of the surroundings: `with use(...)` reaches every branch, thread and task below it."""
+"""Run options of the surroundings: `with use(...)` reaches all that the library starts, and what copies the context."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ def use(options: RunOptions | None = None, **fields: Any) -> Iterator[RunOptions
 
     Give a RunOptions or its fields by name, not both. What a run states itself wins; inner blocks win over outer ones. The
     options of `SamplingSpec` may be given by name too, for every `gen` that leaves them out: `with use(temperature=0): ...`.
+
+    They are a context variable. They reach branches, tools, validators, `start`, `stream`, batches and asyncio tasks; a thread
+    that you start yourself begins without them, unless it runs in a copy of the context
+    (`executor.submit(contextvars.copy_context().run, function)`). `set_default_backend` reaches all threads.
     """
     if options is not None and fields:
         raise SpecError("use() got a RunOptions and fields by name", hint="put the fields into the RunOptions")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import asyncio
     from asyncio import AbstractEventLoop
     from concurrent.futures import Future
+    from importlib.metadata import EntryPoint
 
     from .record import RunRecord
 
@@ -194,6 +195,7 @@ class Executor(Protocol):
 
 ExecutorFactory: TypeAlias = Callable[[str], Executor]
 
+_default: str | Backend | None = None  # of the process: what `set_default_backend` set; guarded by _opened_lock
 _opened: dict[str, _Opening] = {}  # executors made from a name live as long as the process: a model is loaded once
 _opened_lock = threading.Lock()
 
@@ -208,8 +210,49 @@ class _Opening:
         self.error: Exception | None = None
 
 
+class DefaultBackend:
+    """What `set_default_backend` gives back: leaving its `with` block restores the default that was there before."""
+
+    def __init__(self, backend: str | Backend | None, previous: str | Backend | None) -> None:
+        self.backend = backend
+        self.previous = previous
+
+    def __enter__(self) -> str | Backend | None:
+        return self.backend
+
+    def __exit__(self, *exception: object) -> None:
+        _swap_default(self.previous)
+
+
+def set_default_backend(backend: str | Backend | None) -> DefaultBackend:
+    """Set the backend of every run of this process that names none, whichever thread begins it; None takes it back.
+
+    A run takes the backend of its own `options`, else of the innermost `with use(backend=...)`, else this one, else the
+    `SGLANG_DSL_BACKEND` environment variable, else `"local"`. Runs that have begun keep theirs. A name is opened when the
+    first run needs it; an Executor stays yours to close. It holds until it is set again; as `with
+    set_default_backend(...):` it holds for the block, for all threads.
+
+    Raises:
+        BackendNotFoundError: a name that no installed backend has, or an object that is none.
+    """
+    if isinstance(backend, str):
+        _entry_point(backend)
+    elif backend is not None:
+        _checked(backend)
+    return DefaultBackend(backend, _swap_default(backend))
+
+
+def _swap_default(backend: str | Backend | None) -> str | Backend | None:
+    """Set the default; returns what it was."""
+    global _default
+    with _opened_lock:
+        previous, _default = _default, backend
+    return previous
+
+
 def resolve(backend: str | Backend | None) -> Executor:
-    """The Executor for a name of the form `kind` or `kind:argument`, found through the `sglang_dsl.backends` entry points.
+    """The Executor for a name of the form `kind` or `kind:argument`, found through the `sglang_dsl.backends` entry points;
+    for None that of the process's default (see `set_default_backend`).
 
     The factory gets the argument ("" if there is none). The same name gives the same Executor for the process's life,
     until `close_all()`. Whoever asks while it is being opened waits for that opening; one that fails is not remembered.
@@ -218,6 +261,8 @@ def resolve(backend: str | Backend | None) -> Executor:
         BackendNotFoundError: no entry point of that kind (the message lists those installed), or an object that is none.
         DslError: it could not be opened.
     """
+    if backend is None or (isinstance(backend, str) and not backend):
+        backend = _default
     if backend is not None and not isinstance(backend, str):
         return _checked(backend)
     name = backend or os.environ.get(BACKEND_VARIABLE) or DEFAULT_BACKEND
@@ -257,6 +302,12 @@ def _open(name: str, opening: _Opening) -> Executor:
 
 
 def _factory(name: str) -> ExecutorFactory:
+    factory: ExecutorFactory = _entry_point(name).load()
+    return factory
+
+
+def _entry_point(name: str) -> EntryPoint:
+    """Where the factory of a backend is found by its name."""
     kind = name.partition(":")[0]
     from importlib.metadata import entry_points  # costs more to load than all of this package
 
@@ -266,8 +317,7 @@ def _factory(name: str) -> ExecutorFactory:
             f"no backend is called {kind!r}; installed: {', '.join(sorted(found)) or 'none'}",
             hint="pass backend='local', backend='mock' or an Executor object",
         )
-    factory: ExecutorFactory = found[kind].load()
-    return factory
+    return found[kind]
 
 
 def _checked(backend: Backend) -> Executor:

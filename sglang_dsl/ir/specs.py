@@ -313,7 +313,7 @@ class RunOptions:
     """Everything about a run that is not the program's own argument.
 
     backend: an Executor, or the name of one (`"local"`, `"local:smollm2"`, `"mock"`, ...); None takes the innermost
-    `use(...)`, else the `SGLANG_DSL_BACKEND` environment variable, else `"local"`.
+    `use(...)`, else what `set_default_backend` set, else the `SGLANG_DSL_BACKEND` environment variable, else `"local"`.
     models: further backends by alias, for `gen(model="judge")`.
     seed: None draws one and records it. namespace: cache isolation key of this user. deadline_s: seconds from start.
     priority: higher first. token_budget: most tokens the run may generate in all. max_depth: how deep programs, and the bodies

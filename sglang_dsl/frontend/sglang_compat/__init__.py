@@ -6,6 +6,7 @@ thing instead; `docs/from_sglang.md` lists every difference.
 
 from __future__ import annotations
 
+from ...ir.execution import set_default_backend
 from .backends import (
     Anthropic,
     Crusoe,
@@ -18,7 +19,6 @@ from .backends import (
     VertexAI,
     flush_cache,
     get_server_info,
-    set_default_backend,
 )
 from .calls import (
     assistant,

@@ -1,31 +1,13 @@
-"""Backends by SGLang's names, and the process-wide default backend that its programs expect."""
+"""Backends by SGLang's names."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from ...errors import BackendNotFoundError, SpecError
+from ...errors import BackendNotFoundError
 from ...ir.execution import Executor
 
 Backend = str | Executor | None
-
-
-class _Default:
-    """SGLang has one default backend per process, set by a call; programs being moved rely on it."""
-
-    backend: Backend = None
-
-
-def set_default_backend(backend: Backend) -> None:
-    """The backend of runs that name none and stand in no `with use(backend=...)`; a name or an Executor."""
-    if backend is not None and not isinstance(backend, (str, Executor)):
-        raise SpecError(f"{backend!r} is no backend", hint="give a name such as 'local', or an Executor")
-    _Default.backend = backend
-
-
-def default_backend() -> Backend:
-    """What `set_default_backend` set last."""
-    return _Default.backend
 
 
 class _Later:

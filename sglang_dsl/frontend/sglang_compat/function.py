@@ -20,7 +20,6 @@ from ..result import Result
 from ..settings import settled, use
 from ..sites import Sites, caller_origin
 from ..state import State
-from .backends import default_backend
 from .calls import Sampling, run_sampling
 from .states import ProgramState
 
@@ -170,8 +169,7 @@ class _Surroundings:
 
     def __enter__(self) -> None:
         self._token = run_sampling.set(self._sampling.over(run_sampling.get()))
-        backend = self._backend if self._backend is not None else settled(None).backend or default_backend()
-        self._use = use(RunOptions(backend=backend))
+        self._use = use(RunOptions(backend=self._backend))
         self._use.__enter__()
 
     def __exit__(self, *exception: Any) -> None:
