@@ -11,17 +11,34 @@ from dataclasses import replace
 from difflib import get_close_matches
 from enum import Enum
 from functools import lru_cache
-from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack, get_args, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, get_args, overload
 
 from ..errors import ConstraintError, DslError, SpecError
 from ..ir.nodes import Reasoning
-from ..ir.specs import MOST_TOKENS, ConstraintSpec, SamplingSpec, SelectMethod, flag, number, utf8_text, whole
+from ..ir.specs import (
+    MOST_TOKENS,
+    ConstraintSpec,
+    SamplingOptions,
+    SamplingSpec,
+    SelectMethod,
+    flag,
+    number,
+    utf8_text,
+    whole,
+)
 from .checks import Partly, check_of
 from .expressions import Expression, Generation, Mention, Picture, RawText, Selection
 from .outputs import TEXT, Output, one_of, output_of
 from .sites import caller_origin
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=str)  # a gen without a type writes text
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 Texts: TypeAlias = str | Sequence[str]
 Class: TypeAlias = type[T]  # inside `gen`, `type` is an option
 
@@ -30,26 +47,9 @@ _SAMPLED = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p"
             "logprobs")  # fmt: skip
 
 
-class GenOptions(TypedDict, total=False):
+class GenOptions(SamplingOptions, total=False):
     """Options of `gen` that do not change the type of its value; see there."""
 
-    max_tokens: int | None
-    min_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    logit_bias: Mapping[int, float] | None
-    seed: int | None
-    stop: Texts
-    stop_token_ids: Sequence[int]
-    stop_regex: Texts
-    include_stop: bool
-    ignore_eos: bool
-    logprobs: int | None
     regex: str | None
     choices: Iterable[Any] | None
     grammar: str | None
@@ -62,20 +62,16 @@ class GenOptions(TypedDict, total=False):
     heal: bool
 
 
-@overload
-def gen(name: str | None = None, *, n: None = None, **options: Unpack[GenOptions]) -> Generation[str]: ...
-@overload
-def gen(name: str | None = None, *, n: int, **options: Unpack[GenOptions]) -> Generation[list[str]]: ...
-@overload
-def gen(name: str | None = None, *, type: Class[T], n: None = None, **options: Unpack[GenOptions]) -> Generation[T]: ...
-@overload
-def gen(name: str | None = None, *, type: Class[T], n: int, **options: Unpack[GenOptions]) -> Generation[list[T]]: ...
+# A checker shows all overloads to whoever misspells an option, so there are as few of them as the value's type needs.
 @overload
 def gen(
-    name: str | None = None, *, schema: Class[T], n: None = None, **options: Unpack[GenOptions]
-) -> Generation[T]: ...
+    name: str | None = None, *, type: Class[T] = ..., schema: Class[T] = ..., n: None = None,
+    **options: Unpack[GenOptions],
+) -> Generation[T]: ...  # fmt: skip
 @overload
-def gen(name: str | None = None, *, schema: Class[T], n: int, **options: Unpack[GenOptions]) -> Generation[list[T]]: ...
+def gen(
+    name: str | None = None, *, type: Class[T] = ..., schema: Class[T] = ..., n: int, **options: Unpack[GenOptions]
+) -> Generation[list[T]]: ...
 @overload
 def gen(
     name: str | None = None, *, type: object = None, schema: object = None, n: int | None = None,

@@ -9,7 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 from uuid import uuid4
 
 from ..errors import DecorationError, Origin, ProgramError
@@ -417,6 +417,38 @@ def _call_of(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 # --- decorating --------------------------------------------------------------------------------------------------------
 
 
+if TYPE_CHECKING:
+
+    class Method(Program[..., R], Generic[P, R]):
+        """What a type checker sees of a program in a class body: looked up on an object it is a Program of its parameters."""
+
+        @overload
+        def __get__(self, instance: None, owner: type | None = None) -> Program[..., R]: ...
+        @overload
+        def __get__(self, instance: object, owner: type | None = None) -> Program[P, R]: ...
+        def __get__(self, instance: object, owner: type | None = None) -> Program[..., R]: ...
+
+    class Decorator(Protocol):
+        """What `program(pure=...)` gives."""
+
+        @overload
+        def __call__(self, function: Callable[Concatenate[State, P], Awaitable[R]], /) -> Program[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[State, P], Joined[R]], /) -> Program[P, list[R]]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[State, P], Lazy[R]], /) -> Program[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[State, P], R], /) -> Program[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, State, P], Awaitable[R]], /) -> Method[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, State, P], Joined[R]], /) -> Method[P, list[R]]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, State, P], Lazy[R]], /) -> Method[P, R]: ...
+        @overload
+        def __call__(self, function: Callable[Concatenate[Any, State, P], R], /) -> Method[P, R]: ...
+
+
 @overload
 def program(function: Callable[Concatenate[State, P], Awaitable[R]], /) -> Program[P, R]: ...
 @overload
@@ -426,7 +458,15 @@ def program(function: Callable[Concatenate[State, P], Lazy[R]], /) -> Program[P,
 @overload
 def program(function: Callable[Concatenate[State, P], R], /) -> Program[P, R]: ...
 @overload
-def program(*, pure: bool = False) -> Callable[[Callable[Concatenate[State, P], R]], Program[P, R]]: ...
+def program(function: Callable[Concatenate[Any, State, P], Awaitable[R]], /) -> Method[P, R]: ...
+@overload
+def program(function: Callable[Concatenate[Any, State, P], Joined[R]], /) -> Method[P, list[R]]: ...
+@overload
+def program(function: Callable[Concatenate[Any, State, P], Lazy[R]], /) -> Method[P, R]: ...
+@overload
+def program(function: Callable[Concatenate[Any, State, P], R], /) -> Method[P, R]: ...
+@overload
+def program(*, pure: bool = False) -> Decorator: ...
 def program(function: Any = None, /, *, pure: bool = False) -> Any:
     """Make a function a prompt program. Its first parameter (after `self` in a class) is the state.
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from numbers import Real
 from operator import index as as_index
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, TypedDict, get_args
 
 from ..errors import SpecError
 
@@ -274,6 +274,28 @@ class ConstraintSpec:
 
 
 SAMPLING_NAMES = tuple(f.name for f in fields(SamplingSpec))
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of SamplingSpec as they are written by name: in `gen`, and in `use`."""
+
+    max_tokens: int | None
+    min_tokens: int
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: Mapping[int, float] | None
+    seed: int | None
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    stop_regex: str | Sequence[str]
+    include_stop: bool
+    ignore_eos: bool
+    logprobs: int | None
 
 
 def sampling_defaults(given: Mapping[str, Any] | SamplingSpec) -> dict[str, Any]:

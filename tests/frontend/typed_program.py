@@ -1,4 +1,4 @@
-"""What a type checker sees of a program. `test_typing.py` runs mypy on this file; nothing runs it."""
+"""What a type checker sees of a program. `test_typing.py` runs mypy and pyright on this file; nothing runs it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from sglang_dsl import (
     gen,
     program,
     select,
+    set_default_backend,
     tool,
+    use,
     user,
 )
 
@@ -101,6 +103,69 @@ def voted(s: State) -> Lazy[int]:
 def pure(s: State, x: int) -> str:
     return f"{x}"
 
+
+class Desk:
+    """Programs and tools as methods."""
+
+    @program
+    def ask(self, s: State, question: str, times: int = 1) -> int:
+        number = gen("number", type=int)
+        s += question + number
+        assert_type(s[number], int)
+        assert_type(s.call(self.count, "tent"), Lazy[int])
+        return s[number]
+
+    @program
+    async def aask(self, s: State, question: str) -> int:
+        number = gen("number", type=int)
+        s += question + number
+        return await s.get(number)
+
+    @program
+    def several(self, s: State) -> Joined[int]:
+        assert_type(self.ask(s, "inside"), int)
+        return s.fork(2).join(gen("number", type=int))
+
+    @program
+    def voted(self, s: State) -> Lazy[int]:
+        return s.fork(2).vote(gen("number", type=int))
+
+    @program(pure=True)
+    def pure(self, s: State, question: str) -> str:
+        return question
+
+    @program
+    @classmethod
+    def of_the_class(cls, s: State, question: str) -> str:
+        return question
+
+    @staticmethod
+    @program
+    def of_nobody(s: State, question: str) -> str:
+        return question
+
+    @tool
+    def count(self, item: str) -> int:
+        return len(item)
+
+
+desk = Desk()
+assert_type(desk.ask.run("q"), Result[int])
+assert_type(desk.ask.run("q", times=2, options=RunOptions(seed=1)), Result[int])
+assert_type(desk.ask.run_batch(["q"]), list[Result[int]])
+assert_type(desk.aask.run("q").value, int)
+assert_type(desk.several.run().value, list[int])
+assert_type(desk.voted.run().value, int)
+assert_type(desk.pure.run("q").value, str)
+assert_type(Desk.of_the_class.run("q").value, str)
+assert_type(desk.of_the_class.run("q").value, str)
+assert_type(desk.of_nobody.run("q").value, str)
+assert_type(desk.count("tent"), int)
+
+with use(backend="mock", seed=3, temperature=0, stop=["\n"]) as options:
+    assert_type(options, RunOptions)
+with set_default_backend("mock"):
+    pass
 
 assert_type(triage, Program[[list[str], int], list[Answer]])  # type: ignore[assert-type]  # parameter names count
 assert_type(triage.run(["a"]), Result[list[Answer]])
