@@ -33,6 +33,9 @@ class ByteTokenizer:
     def encode_segment(self, pieces: Any) -> list[int]:
         return [i for piece in pieces for i in piece.text.encode()]
 
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        return len(text.encode())
+
     def token_bytes(self, token_id: int) -> bytes:
         return b"" if token_id in self.control_ids else bytes([token_id])
 

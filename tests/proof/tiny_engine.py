@@ -41,6 +41,9 @@ class ByteTokenizer:
     def encode_segment(self, pieces: Sequence[Any]) -> list[int]:
         return self.encode("".join(piece.text for piece in pieces))
 
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        return len(text.encode())
+
     def token_bytes(self, token_id: int) -> bytes:
         return b"" if token_id == END else bytes([token_id])
 

@@ -97,7 +97,7 @@ class Engine:
         scheduler = Scheduler(config, _scheduler_facts(facts, text.tokenizer.bos_id))
         self._loop = Loop(worker, text.tokenizer, scheduler, clock or WallClock(), config)
         self._thread = LoopThread(self._loop, worker, config.close_timeout_s)
-        self._requests = Requests(text.tokenizer, self.info.namespace, self._loop.clock)
+        self._requests = Requests(text.tokenizer, self.info, self._loop.clock)
         self._leases = itertools.count(1)
         self._finalizer = weakref.finalize(self, self._thread.close)
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias, TypedDict
 
 from ...ir.specs import PRIORITIES, ConstraintSpec, SamplingSpec, entries, flag, number, utf8_text, whole
 from ..cache.namespace import Namespace
 from ..schedule.request import GenerateRequest, ScoreRequest
 from ..text.bos import with_bos
+from ..text.fitting import check_fits
 from ..text.protocol import Tokenizer
 from .border import LARGEST_TIME_S, known_options, prompt_logprobs, whole_ids
 from .border import constraint as checked_constraint
 from .clock import Clock
+from .worker import TargetInfo
 
 Prompt: TypeAlias = str | Sequence[int]
 
@@ -50,9 +53,16 @@ GENERATE_OPTIONS = CALL_OPTIONS | frozenset(GenerateOptions.__annotations__)
 class Requests:
     """Makes requests with ids of their own. Thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, namespace: Namespace, clock: Clock) -> None:
+    def __init__(self, tokenizer: Tokenizer, info: TargetInfo, clock: Clock) -> None:
         self._tokenizer = tokenizer
-        self._namespace = namespace
+        self._namespace = info.namespace
+        self._fits = partial(
+            check_fits,
+            tokenizer=tokenizer,
+            room=info.context_tokens,
+            context_tokens=info.context_tokens,
+            model=info.model,
+        )
         self._clock = clock
         self._numbers = itertools.count(1)
 
@@ -89,13 +99,15 @@ class Requests:
         )
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """Ids of a prompt: as given, or of a text as content, behind a BOS where the model wants one."""
+        """Ids of a prompt: as given, or of a text as content, behind a BOS where the model wants one. Raises ContextLengthError."""
         if isinstance(prompt, str):
+            self._fits(prompt)
             return tuple(with_bos(self._tokenizer.encode(prompt, first=True), self._tokenizer))
         return self._ids(prompt)
 
     def _ids(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):
+            self._fits(prompt)
             return tuple(self._tokenizer.encode(prompt))
         return whole_ids("a prompt that is no text", prompt)
 

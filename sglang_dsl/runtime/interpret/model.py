@@ -18,7 +18,7 @@ class Model:
 
     def __init__(self, target: Target, user_key: str) -> None:
         self.target = target
-        self.prompter = Prompter(target.text)
+        self.prompter = Prompter(target.text, target.info.model, target.info.context_tokens)
         self.namespace = replace(target.info.namespace, user_key=user_key)
         self._after: dict[Entry, Prompt] = {}
         self._seams: dict[Entry | None, Prompt] = {}

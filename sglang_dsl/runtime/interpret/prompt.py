@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ...errors import RoleError, RunError
 from ..cache.keys import TokenIds
 from ..text.bos import with_bos
+from ..text.fitting import check_fits
 from ..text.protocol import TextModel, TextPiece, Turns
 
 
@@ -23,6 +24,7 @@ class Pending(NamedTuple):
 
     piece: TextPiece
     before: Pending | None
+    length: int = 0  # characters of content, up to here
 
     def all(self) -> tuple[TextPiece, ...]:
         """Every piece, in order."""
@@ -51,7 +53,9 @@ class Prompt:
 class Prompter:
     """Grows prompts for one model. Pure and thread-safe: every method returns a new Prompt."""
 
-    def __init__(self, text: TextModel) -> None:
+    def __init__(self, text: TextModel, model: str, context_tokens: int) -> None:
+        self._model = model
+        self._context_tokens = context_tokens
         self._tokenizer = text.tokenizer
         self._template = text.template
 
@@ -60,7 +64,8 @@ class Prompter:
         pending, turns = prompt.pending, prompt.turns
         for piece in pieces:
             if piece.text:
-                pending, turns = Pending(piece, pending), turns.said(piece.text)
+                length = len(piece.text) + (pending.length if pending else 0)
+                pending, turns = Pending(piece, pending, length), turns.said(piece.text)
         return Prompt(prompt.ids, pending, turns)
 
     def open_turn(self, prompt: Prompt, role: str) -> tuple[Prompt, str]:
@@ -82,9 +87,11 @@ class Prompter:
         return _mark(Prompt(prompt.ids, prompt.pending, prompt.turns.ended()), marker), marker
 
     def seam(self, prompt: Prompt) -> Prompt:
-        """Encode what is pending: nothing merges across this point."""
+        """Encode what is pending: nothing merges across this point. Raises ContextLengthError where it cannot fit."""
         if prompt.pending is None:
             return prompt
+        if prompt.pending.length > self._context_tokens - len(prompt.ids):
+            self.check_fits("".join(p.text for p in prompt.pending.all() if not p.control), before=len(prompt.ids))
         ids = self._tokenizer.encode_segment(prompt.pending.all(), first=not prompt.ids)
         return Prompt(self._joined(prompt.ids, ids), None, prompt.turns)
 
@@ -99,8 +106,14 @@ class Prompter:
         """Append, at a seam, text that another model produced: a segment of its own."""
         return self.produced(prompt, self._tokenizer.encode(text, first=not prompt.ids), text)
 
+    def check_fits(self, text: str, *, before: int = 0) -> None:
+        """Raise ContextLengthError where a text behind so many tokens cannot fit, which is known before it is encoded."""
+        room = max(0, self._context_tokens - before)
+        check_fits(text, self._tokenizer, room=room, context_tokens=self._context_tokens, model=self._model)
+
     def encode(self, text: str) -> tuple[int, ...]:
-        """Ids of a content text on its own."""
+        """Ids of a content text on its own. Raises ContextLengthError where it cannot fit."""
+        self.check_fits(text)
         return tuple(self._tokenizer.encode(text))
 
     def marker_ids(self, text: str) -> tuple[int, ...]:
@@ -130,4 +143,5 @@ class Prompter:
 def _mark(prompt: Prompt, marker: str) -> Prompt:
     if not marker:
         return prompt
-    return Prompt(prompt.ids, Pending(TextPiece(marker, control=True), prompt.pending), prompt.turns)
+    length = prompt.pending.length if prompt.pending else 0
+    return Prompt(prompt.ids, Pending(TextPiece(marker, control=True), prompt.pending, length), prompt.turns)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from ...errors import DslError, GraphError, RoleError, RunError
+from ...errors import ContextLengthError, DslError, GraphError, RoleError, RunError
 from ...ir.evaluation import Lookup, evaluate
 from ...ir.execution import Outcome
-from ...ir.nodes import Break, Input, Reference, Return, RoleBegin, RoleEnd, Text, is_role_word
+from ...ir.nodes import Break, Input, Plain, Reference, Return, RoleBegin, RoleEnd, Text, is_role_word
 from ...ir.specs import shown
 from ...ir.structure import misfit
 from ..text.protocol import TextPiece
@@ -21,9 +21,29 @@ from .user_code import Answer
 
 
 def check_text(machine: Machine, entry: Entry) -> None:
-    """A text that mentions values may have to ask objects of the program how they read."""
-    if isinstance(entry.node, Text) and any(type(piece) is Reference for piece in entry.node.pieces):
-        keep_context(entry)
+    """A text that mentions values may have to ask objects of the program how they read. One that no model of the run can take is
+    refused. Raises ContextLengthError.
+    """
+    if not isinstance(entry.node, Text):
+        return
+    for piece in entry.node.pieces:
+        if type(piece) is Reference:
+            keep_context(entry)
+        elif type(piece) is Plain and len(piece.text) > machine.most_context_tokens:
+            _check_fits_one(machine, piece.text)
+
+
+def _check_fits_one(machine: Machine, text: str) -> None:
+    error: ContextLengthError | None = None
+    for model in machine.models.values():
+        try:
+            model.prompter.check_fits(text)
+        except ContextLengthError as refused:
+            error = error or refused
+        else:
+            return
+    if error is not None:
+        raise error
 
 
 def begin_text(machine: Machine, entry: Entry) -> None:

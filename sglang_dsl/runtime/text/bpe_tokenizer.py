@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from ...errors import ModelLoadError, SpecError
+from .fitting import utf8_size
 from .protocol import TextPiece
 from .segments import Marker, Place, check_text, encode_joined
 
 SPACE_MARK = "\u2581"  # stands for a space in SentencePiece vocabularies
+
+MOST_COMPOSED = (
+    4  # bytes that become one where characters are composed: a mathematical letter (4) becomes a plain one (1)
+)
+_COMPOSE = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
+_KEEP = {"Prepend", "ByteLevel"}  # normalizers and pre-tokenizers that let no text vanish
+_SPLIT = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation", "UnicodeScripts"}
 
 _log = logging.getLogger(__name__)
 _BRACKETED = re.compile(r"\s*(<.*\w.*>|\[.*\w.*\]|\{.*\w.*\}|\|.*\w.*\|)\s*", re.DOTALL)
@@ -93,6 +102,7 @@ class BpeTokenizer:
         self.control_ids = frozenset(vocabulary.markers.values()).union(nameless)
         self.fingerprint = vocabulary.fingerprint
         self.split_control = lru_cache(maxsize=1024)(self._markers.split)  # templates repeat themselves
+        self._most_bytes = _most_bytes(plain, vocabulary)
         self._check_markers()
 
     def encode(self, text: str, *, first: bool = False) -> list[int]:
@@ -106,6 +116,10 @@ class BpeTokenizer:
     def encode_segment(self, pieces: Sequence[TextPiece], *, first: bool = False) -> list[int]:
         """See `Tokenizer`."""
         return encode_joined(pieces, self.split_control, self._encode, first=first)
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        """See `Tokenizer`. White space at either end may belong to a marker beside it."""
+        return 0 if self._most_bytes is None else -(-utf8_size(text.strip()) // self._most_bytes)
 
     def token_bytes(self, token_id: int) -> bytes:
         """See `Tokenizer`. Raises IndexError for an id outside the vocabulary."""
@@ -185,6 +199,38 @@ class _MarkerFinder:
 
 def _inside_word(text: str, begin: int, end: int) -> bool:
     return any(char.isalnum() or char == "_" for char in (text[begin - 1 : begin] + text[end : end + 1]))
+
+
+def _most_bytes(plain: Any, vocabulary: Vocabulary) -> int | None:
+    """How many bytes of text a token stands for at most; None where text may vanish: a step that drops some of it, or one token
+    for any number of unknown characters.
+    """
+    normalizers, splits = list(_steps(plain.normalizer)), list(_steps(plain.pre_tokenizer))
+    kinds = {step["type"] for step in splits}
+    complete = "ByteLevel" in kinds or getattr(plain.model, "byte_fallback", False)
+    if vocabulary.unknown_id is not None and not complete:
+        return None
+    for step in normalizers:
+        replaced, by = step.get("pattern", {}).get("String", ""), step.get("content", "")
+        if step["type"] == "Replace" and not 0 < len(replaced.encode()) <= len(by.encode()):
+            return None
+    if not {step["type"] for step in normalizers} <= _KEEP | _COMPOSE | {"Replace"}:
+        return None
+    if not kinds <= _SPLIT or any(step.get("behavior") == "Removed" for step in splits):
+        return None
+    composed = sum(step["type"] in _COMPOSE for step in normalizers)
+    longest: int = max(map(len, vocabulary.token_bytes), default=1)
+    return max(1, longest) * int(MOST_COMPOSED**composed)
+
+
+def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
+    """A normalizer or pre-tokenizer of the library, and those it is made of, as its own JSON says."""
+    waiting = [] if part is None else [json.loads(part.__getstate__())]
+    while waiting:
+        step = waiting.pop()
+        waiting += step.get("normalizers", ()) or step.get("pretokenizers", ())
+        if step["type"] != "Sequence":
+            yield step
 
 
 def _stop_ids(vocabulary: Vocabulary) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import threading
 from collections.abc import Sequence
@@ -69,6 +70,10 @@ class PieceTokenizer:
     def encode_segment(self, pieces: Sequence[TextPiece], *, first: bool = False) -> list[int]:
         """See `Tokenizer`."""
         return encode_joined(pieces, self._split_control, lambda text, _: self.encode(text), first=first)
+
+    def fewest_tokens(self, text: str, enough: int) -> int:
+        """See `Tokenizer`."""
+        return sum(1 for _ in itertools.islice(_WORDS.finditer(text), enough))
 
     def token_bytes(self, token_id: int) -> bytes:
         """See `Tokenizer`. Raises IndexError for an id not interned yet."""

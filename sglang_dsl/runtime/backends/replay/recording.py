@@ -88,6 +88,7 @@ class RecordingTokenizer:
         self.fingerprint = tokenizer.fingerprint
         self.encode = tokenizer.encode
         self.token_bytes = tokenizer.token_bytes
+        self.fewest_tokens = tokenizer.fewest_tokens
         self.decode = tokenizer.decode
         self._tokenizer = tokenizer
         self._tape = tape
