@@ -47,6 +47,12 @@ class Origin:
         return f"{self.program}, {where}" if self.program else where
 
 
+class ChoiceBlankWarning(UserWarning):
+    """A blank too many or too few between a text and the choices behind it; given once per line. `s.meta(x).findings` and
+    `explain` say the same.
+    """
+
+
 class DslError(Exception):
     """Base of every error this project raises on purpose.
 

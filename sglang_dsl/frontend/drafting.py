@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError, SpecError, TraceError
-from ..ir.nodes import Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, Text, is_role_word
+from ..ir.nodes import Gen, Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, Select, Text, is_role_word
+from ..ir.seams import warn_of_blanks
 from ..ir.specs import SamplingSpec, shown
 from .bindings import Bindings, Bound
 from .expressions import Chain, Expression, Handle, Mention
@@ -121,6 +122,10 @@ class Cursor:
         if nodes:
             self.recorder.append(nodes)
             statement.commit(self.names)
+            if not self.recorder.tracing:
+                for node in nodes:
+                    if isinstance(node, (Gen, Select)):
+                        warn_of_blanks(self.recorder.graph, node)
 
     def split(self, fork_id: str, n: int) -> list[Cursor]:
         """Cursors for the branches of a fork just appended: lines of their own, copies of the names."""

@@ -6,12 +6,17 @@ What a call will write is not known, so the seams around generated text are left
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator, Sequence
 
+from ..errors import ChoiceBlankWarning
 from .execution import Meter
 from .graph import Graph
 from .nodes import Fork, Gen, Node, Plain, Select, Text, subgraphs
 
+_warned: dict[
+    str, dict[str | tuple[str, type[Warning], int], int]
+] = {}  # by file: the registry that `warnings` asks for
 LOOKED_AT = 64  # characters on each side: merges reach no further than a word
 
 
@@ -29,14 +34,24 @@ def blank_finding(before: str, choices: Sequence[str]) -> str:
     """What is wrong with the blank between a text and the choices of a call that follows it, "" if nothing is.
 
     One rule for all tokenizers: a blank in front of a choice belongs to the choice, since tokens are words with the blank
-    before them. Two blanks, or none between two words, are what no model has seen.
+    before them. Two blanks, none between two words, or one that is a token of its own are what models have hardly seen.
     """
     begin = [choice[:1] for choice in choices if choice]
     if before.endswith(" ") and " " in begin:
         return "the text before ends with a blank and the choices begin with one: leave out the one in the text"
+    if before.endswith(" ") and before[-2:-1].strip() and any(first.strip() for first in begin):
+        return "the text before ends with a blank: leave it out there, and begin each choice with it"
     if before and (before[-1].isalnum() or before[-1] in ".,:;?!") and any(first.isalnum() for first in begin):
-        return f"no blank stands between the text before and the choices: begin them with one, {' ' + choices[0]!r}"
+        return "no blank stands between the text before and the choices: begin each choice with one"
     return ""
+
+
+def warn_of_blanks(graph: Graph, call: Gen | Select) -> None:
+    """A ChoiceBlankWarning, once for its line, where a call's choices begin with a blank too many or too few."""
+    choices = choices_of(call)
+    if choices and call.origin is not None and (wrong := blank_finding(_end(graph, call.context), choices)):
+        lines = _warned.setdefault(call.origin.file, {})
+        warnings.warn_explicit(wrong, ChoiceBlankWarning, call.origin.file, call.origin.line, registry=lines)
 
 
 def choices_of(call: Gen | Select) -> tuple[str, ...]:

@@ -78,7 +78,10 @@ def test_one_long_word_is_one_token_here_and_a_larger_model_takes_what_a_smaller
         s += text
         s += gen("a", model="large")
 
-    with mock(lambda call: "yes", context_tokens=64) as small, mock(lambda call: "yes", context_tokens=100_000) as large:
+    with (
+        mock(lambda call: "yes", context_tokens=64) as small,
+        mock(lambda call: "yes", context_tokens=100_000) as large,
+    ):
         assert tell.run("a" * 20_000, options=RunOptions(backend=small)).state["a"] == "yes"
         options = RunOptions(backend=small, models={"large": large})
         assert ask_other.run("a b " * 2000, options=options).state["a"] == "yes"
