@@ -69,7 +69,6 @@ class Machine:
         self.run_id = uuid.uuid4().hex[:16]
         self.seed = draw_seed() if spec.options.seed is None else spec.options.seed
         self.models = models
-        self.most_context_tokens = max(model.target.info.context_tokens for model in models.values())
         self.registry: dict[str, Callable[..., Any]] = dict(spec.registry)
         self.root = Scope()
         batch = spec.batch or BatchItem(self.run_id, 0, 1)

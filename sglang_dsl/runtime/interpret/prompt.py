@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ...errors import RoleError, RunError
 from ..cache.keys import TokenIds
 from ..text.bos import with_bos
-from ..text.fitting import check_fits
+from ..text.fitting import MEASURED_FIRST, check_fits
 from ..text.protocol import TextModel, TextPiece, Turns
 
 
@@ -90,7 +90,7 @@ class Prompter:
         """Encode what is pending: nothing merges across this point. Raises ContextLengthError where it cannot fit."""
         if prompt.pending is None:
             return prompt
-        if prompt.pending.length > self._context_tokens - len(prompt.ids):
+        if prompt.pending.length >= MEASURED_FIRST:
             self.check_fits("".join(p.text for p in prompt.pending.all() if not p.control), before=len(prompt.ids))
         ids = self._tokenizer.encode_segment(prompt.pending.all(), first=not prompt.ids)
         return Prompt(self._joined(prompt.ids, ids), None, prompt.turns)

@@ -12,6 +12,7 @@ from ...ir.execution import Outcome
 from ...ir.nodes import Break, Input, Plain, Reference, Return, RoleBegin, RoleEnd, Text, is_role_word
 from ...ir.specs import shown
 from ...ir.structure import misfit
+from ..text.fitting import MEASURED_FIRST
 from ..text.protocol import TextPiece
 from .entry import Entry
 from .express import say
@@ -29,7 +30,7 @@ def check_text(machine: Machine, entry: Entry) -> None:
     for piece in entry.node.pieces:
         if type(piece) is Reference:
             keep_context(entry)
-        elif type(piece) is Plain and len(piece.text) > machine.most_context_tokens:
+        elif type(piece) is Plain and len(piece.text) >= MEASURED_FIRST:
             _check_fits_one(machine, piece.text)
 
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from ...errors import ContextLengthError
 from .protocol import Tokenizer
 
+MEASURED_FIRST = (
+    1 << 18
+)  # characters from which a text is measured before it is encoded; a shorter one is encoded and counted exactly
+
 
 def check_fits(text: str, tokenizer: Tokenizer, *, room: int, context_tokens: int, model: str) -> None:
     """Raise ContextLengthError where `text` has more tokens than `room` however it is encoded. It may still have more where
@@ -13,7 +17,7 @@ def check_fits(text: str, tokenizer: Tokenizer, *, room: int, context_tokens: in
     Args:
         room: tokens of the context that are left for it.
     """
-    if len(text) <= room or (fewest := tokenizer.fewest_tokens(text, room + 1)) <= room:
+    if len(text) < MEASURED_FIRST or (fewest := tokenizer.fewest_tokens(text, room + 1)) <= room:
         return
     size = utf8_size(text)
     before = f" behind {context_tokens - room:,} tokens" if room < context_tokens else ""
