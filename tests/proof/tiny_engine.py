@@ -38,7 +38,7 @@ class ByteTokenizer:
         self.encoded.append(text)
         return list(text.encode())
 
-    def encode_segment(self, pieces: Sequence[Any]) -> list[int]:
+    def encode_segment(self, pieces: Sequence[Any], *, first: bool = False) -> list[int]:
         return self.encode("".join(piece.text for piece in pieces))
 
     def fewest_tokens(self, text: str, enough: int) -> int:

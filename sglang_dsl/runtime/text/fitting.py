@@ -26,7 +26,7 @@ def check_fits(text: str, tokenizer: Tokenizer, *, room: int, context_tokens: in
         prompt_tokens=context_tokens - room + fewest,
         max_tokens=0,
         context_tokens=context_tokens,
-        hint=f"shorten it to {max(1, size * room // fewest):,} bytes or less, or give it to several calls in parts",
+        hint=f"shorten it (more than {max(1, size * room // fewest):,} bytes can never fit), or give it to several calls in parts",
     )
 
 
