@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -20,6 +22,7 @@ LIST_MODES = frozenset({"all", "settle", "first"})
 
 
 _NOT_YET: Any = object()
+_KEEPING = threading.Lock()
 
 
 class Bound:
@@ -27,18 +30,31 @@ class Bound:
 
     context: of the statement, for `convert`, which may be a user's own code (a pydantic validator, an Enum's `_missing_`).
     earlier, earlier_of_handle: what its name and its handle stood for before; set once, when it is bound.
+    checked: the run itself converts the value, to know whether it is accepted; judged: where its outcome will be, then.
     """
 
-    __slots__ = ("_made", "context", "convert", "earlier", "earlier_of_handle", "node_id", "source")
+    __slots__ = (
+        "_made", "_made_of", "checked", "context", "convert", "earlier", "earlier_of_handle", "judged", "node_id", "source",
+    )  # fmt: skip
 
-    def __init__(self, node_id: str, convert: Convert | None = None, source: object = None) -> None:
+    def __init__(
+        self, node_id: str, convert: Convert | None = None, source: object = None, *, checked: bool = False
+    ) -> None:
         self.node_id = node_id
+        self.checked = checked
+        self.judged: Future[Outcome] | None = None
         self.convert = convert
         self.context = None if convert is None else copy_context()
         self.source = source
         self.earlier: Bound | None = None
         self.earlier_of_handle: Bound | None = None
         self._made: Any = _NOT_YET
+        self._made_of: Any = _NOT_YET
+
+    @property
+    def calls_of_statement(self) -> Sequence[Bound]:
+        """The calls that one statement has made for it."""
+        return (self,)
 
     @property
     def label(self) -> str:
@@ -59,17 +75,32 @@ class Bound:
 
     def finish(self, outcome: Outcome) -> Any:
         """The value the user reads: the same object each time."""
-        if self.convert is None:
-            return outcome.value
-        if self._made is _NOT_YET:
-            self._made = self.typed(outcome.value)
-        return self._made
+        return self.typed(outcome.value)
 
     def typed(self, value: Any) -> Any:
-        """JSON-like data as the type that was asked for."""
+        """JSON-like data as the type that was asked for; of the value of its node, the same object each time."""
         if self.convert is None:
             return value
-        return self.convert(value) if self.context is None else self.context.copy().run(self.convert, value)
+        if self.has_made(value):
+            return self._made
+        made = self.convert(value) if self.context is None else self.context.copy().run(self.convert, value)
+        return self._keep(value, made)
+
+    def has_made(self, value: Any) -> bool:
+        """Whether this very value was converted already, by the run or by a reader."""
+        judged = self.judged
+        if judged is not None and judged.done():
+            if not judged.cancelled() and judged.exception() is None and (accepted := judged.result().accepted):
+                self._keep(judged.result().value, accepted.made)
+            self.judged = None
+        return self._made_of is value
+
+    def _keep(self, value: Any, made: Any) -> Any:
+        """The first of what readers have made of it at the same time."""
+        with _KEEPING:
+            if self._made_of is _NOT_YET:
+                self._made, self._made_of = made, value
+            return self._made if self._made_of is value else made
 
 
 class Gathered(Bound):
@@ -115,6 +146,11 @@ class Gathered(Bound):
         return ()
 
     @property
+    def calls_of_statement(self) -> Sequence[Bound]:
+        """Its samples, where it is that of a `gen(n=...)`."""
+        return [part for part in self.parts if part is not None]
+
+    @property
     def expression(self) -> Reference:
         """Its value, as it is read."""
         return Reference(self.node_id, (Operation("splice", self.spliced),) if self.spliced else ())
@@ -148,6 +184,9 @@ class Gathered(Bound):
         """A list in branch order, or the one value that the mode decided on."""
         if self.mode == "concat":
             return outcome.text
+        return self._made if self._made_of is outcome else self._keep(outcome, self._read(outcome))
+
+    def _read(self, outcome: Outcome) -> Any:
         if self.mode not in LIST_MODES:
             return _typed(self.parts[outcome.winners[0]] if outcome.winners else None, outcome.value)
         if self.mode == "all":
@@ -165,7 +204,9 @@ class Gathered(Bound):
             return self.leaves if isinstance(value, list) and len(value) == len(self.leaves) else None
         some = [part for part in self.parts if part is not None]
         alike = some[0] if all(type(p) is type(some[0]) and p.convert == some[0].convert for p in some) else None
-        return [alike] * len(value) if self.mode == "first" and isinstance(value, list) else alike
+        if self.mode != "first" or not isinstance(value, list):
+            return next((part for part in some if part.has_made(value)), alike)
+        return [next((part for part in some if part.has_made(item)), alike) for item in value]
 
 
 class Local(Bound):

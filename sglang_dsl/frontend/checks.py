@@ -6,18 +6,19 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import isawaitable
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import InvalidValueError
+from ..ir.outcome import Accepted
 from .outputs import Output
 
-Check = tuple[str, Callable[[Any], bool]]
+Check = tuple[str, Callable[[Any], Any]]
 
 
 def check_of(output: Output, validate: Callable[[Any], Any] | None) -> Check | None:
     """(registry key, function of the decoded value), or None where every value that the constraint admits is right.
 
-    The function returns True or False, or raises ValueError with the reason.
+    The function returns what it made of the value, or False, or raises ValueError with the reason.
     """
     if validate is None:
         return (
@@ -52,15 +53,14 @@ class _Converts:
 
     convert: Callable[[Any], Any]
 
-    def __call__(self, value: Any) -> bool:
-        _typed(value, self.convert)
-        return True
+    def __call__(self, value: Any) -> Accepted:
+        return Accepted(_typed(value, self.convert))
 
 
 @dataclass(frozen=True, slots=True)
 class _Accepts:
     """Accepts what the user's function does not refuse: it refuses by returning False, or by raising ValueError or
-    AssertionError. It is called with the value as the program will read it; one that is `async def` is awaited.
+    AssertionError. It is called with the very object that the program will read; one that is `async def` is awaited.
     """
 
     convert: Callable[[Any], Any] | None
@@ -70,12 +70,16 @@ class _Accepts:
         typed = value if self.convert is None else _typed(value, self.convert)
         with _assertions_refuse():
             accepted = self.validate(typed)
-        return _later(accepted) if isawaitable(accepted) else accepted is not False
+        return _later(accepted, typed) if isawaitable(accepted) else _verdict(accepted, typed)
 
 
-async def _later(accepted: Awaitable[Any]) -> bool:
+async def _later(accepted: Awaitable[Any], typed: Any) -> Accepted | Literal[False]:
     with _assertions_refuse():
-        return await accepted is not False
+        return _verdict(await accepted, typed)
+
+
+def _verdict(accepted: Any, typed: Any) -> Accepted | Literal[False]:
+    return False if accepted is False else Accepted(typed)
 
 
 @contextmanager

@@ -361,6 +361,9 @@ class Statement:
         for handle, bound in self._bindings:
             bound.earlier_of_handle = line.handles.get(handle)
             line.handles.bind(handle, bound)
+            for call in bound.calls_of_statement:
+                if call.checked:
+                    call.judged = self._recorder.future(call.node_id)
             if line.gathered:
                 line.gathered.pop(handle, None)
             if handle.name is not None:

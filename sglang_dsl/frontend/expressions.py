@@ -208,7 +208,7 @@ class Generation(Handle[T_co]):
         if self.check is not None:
             fields = {**fields, "validator": draft.register(*self.check)}
         if self.n is None:
-            draft.bind(self, Bound(draft.push_made(Gen, fields), self.convert, self))
+            draft.bind(self, Bound(draft.push_made(Gen, fields), self.convert, self, checked=self.check is not None))
         else:
             draft.bind(self, self._samples(draft, fields, self.n))
 
@@ -218,7 +218,12 @@ class Generation(Handle[T_co]):
         join_id = draft.push(
             Join, fork=fork_id, name=self.name, tips=samples, values=tuple(Reference(node_id) for node_id in samples)
         )
-        return Gathered(join_id, [Bound(node_id, self.convert) for node_id in samples], "all", label=self)
+        return Gathered(
+            join_id,
+            [Bound(node_id, self.convert, checked=self.check is not None) for node_id in samples],
+            "all",
+            label=self,
+        )
 
 
 class Selection(Handle[T_co]):

@@ -144,8 +144,8 @@ def _push(
 ) -> Gathered:
     key = None
     if request.key is not None:
-        some = next((part for part in parts if part is not None), None)
-        key = statement.register(_key_of(request.key), _on_typed(request.key, some))
+        bound = [part for part in parts if part is not None]
+        key = statement.register(_key_of(request.key), _on_typed(request.key, bound))
     label = f"join of {name!r}" if name else "join"
     gathered = Gathered("", parts, request.mode, label=label, nested=request.nested, skipped=skipped)
     gathered.node_id = statement.push(
@@ -183,7 +183,8 @@ def _key_of(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
 
 
-def _on_typed(key: Callable[[Any], Any], part: Bound | None) -> Callable[[Any], Any]:
+def _on_typed(key: Callable[[Any], Any], parts: Sequence[Bound]) -> Callable[[Any], Any]:
     """The key, called with the value as the user would read it."""
-    plain = part is None or (part.convert is None and not isinstance(part, Gathered))
-    return key if part is None or plain else lambda value: key(part.typed(value))
+    if not parts or (parts[0].convert is None and not isinstance(parts[0], Gathered)):
+        return key
+    return lambda value: key(next((part for part in parts if part.has_made(value)), parts[0]).typed(value))

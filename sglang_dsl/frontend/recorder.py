@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextvars import copy_context
 from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, Protocol
@@ -68,6 +69,9 @@ class Recorder(Protocol):
 
     async def aread(self, bound: Bound) -> Any:
         """Like `read`, for async bodies: waits without blocking the loop."""
+
+    def future(self, node_id: str) -> Future[Outcome] | None:
+        """Where a node's outcome will be, if it will be anywhere."""
 
     def is_finished(self, node_id: str) -> bool:
         """Whether a node has its outcome, without a failure."""
@@ -216,6 +220,10 @@ class LiveRecorder:
             self._shown.append(error)
             raise
         return bound.finish(outcome)
+
+    def future(self, node_id: str) -> Future[Outcome]:
+        """The run's."""
+        return self.run.value(node_id)
 
     def is_finished(self, node_id: str) -> bool:
         """Whether the node's future holds an outcome."""

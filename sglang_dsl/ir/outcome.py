@@ -67,6 +67,13 @@ class Meta:
     finished_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Accepted:
+    """A validator's answer that takes a value and holds what it was made into, so that nobody has to make it again."""
+
+    made: Any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What a node resolved to. `value`: JSON-like data (a join's list may hold exceptions and MISSING), or what a tool
@@ -74,6 +81,7 @@ class Outcome:
 
     torn: the text begins or ends inside a character, whose other bytes a neighbour may have (`PathText`).
     to_json: makes JSON of a tool's object for a record; raises FormatError where none comes back as an equal object.
+    accepted: what a gen's validator made of the value; for readers in the run itself.
     """
 
     value: Any = None
@@ -82,6 +90,7 @@ class Outcome:
     torn: Torn | None = None
     winners: tuple[int, ...] | None = None  # joins: the branches that decided, in deciding order
     to_json: Callable[[Any], Any] | None = field(default=None, compare=False, repr=False)
+    accepted: Accepted | None = field(default=None, compare=False, repr=False)
 
 
 class _Missing:

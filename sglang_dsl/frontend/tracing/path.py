@@ -137,6 +137,9 @@ class Path:
         """A stand-in."""
         return self.read(bound)
 
+    def future(self, node_id: str) -> None:
+        """Nothing will ever be."""
+
     def is_finished(self, node_id: str) -> bool:
         """Nothing is."""
         return False

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from ...errors import InvalidValueError, RunError, TruncatedError
 from ...ir.nodes import Gen
+from ...ir.outcome import Accepted
 from ...ir.specs import ConstraintSpec, shown
 from ..constrain.compile import compile_constraint
 from ..constrain.schema_validator import validator_of_text
@@ -92,30 +93,30 @@ def judged(
     tokens: int,
     stop: str | int | None = None,
 ) -> Any:
-    """The value of a gen's text (see `value_of`) that the program's own validator accepts, or an awaitable of it. The
-    validator refuses by returning False or raising ValueError, or by what it gives to be awaited doing so.
+    """(the value of a gen's text (see `value_of`), what the program's own validator made of it, if it says), or an awaitable of
+    that. The validator refuses by returning False or raising ValueError, or by what it gives to be awaited doing so.
 
     Raises:
         TruncatedError, InvalidValueError: see `value_of`; or it was refused, and the message is the validator's own.
     """
     value = value_of(gen, text, cut=cut, tokens=tokens, stop=stop)
     if validator is None:
-        return value
+        return value, None
     with _refusing(gen, text):
         verdict = validator(value)
     return _judged_later(gen, text, value, verdict) if isawaitable(verdict) else _accepted(gen, text, value, verdict)
 
 
-async def _judged_later(gen: Gen, text: str, value: Any, verdict: Awaitable[Any]) -> Any:
+async def _judged_later(gen: Gen, text: str, value: Any, verdict: Awaitable[Any]) -> tuple[Any, Accepted | None]:
     with _refusing(gen, text):
         found = await verdict
     return _accepted(gen, text, value, found)
 
 
-def _accepted(gen: Gen, text: str, value: Any, verdict: Any) -> Any:
+def _accepted(gen: Gen, text: str, value: Any, verdict: Any) -> tuple[Any, Accepted | None]:
     if verdict is False:
         _refuse(gen, text, "its validator returned False")
-    return value
+    return value, verdict if isinstance(verdict, Accepted) else None
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from ...errors import CancelledError, DslError, InvalidValueError, RunError, Spe
 from ...ir.evaluation import evaluate, text_of
 from ...ir.execution import Event, Meta, Outcome
 from ...ir.nodes import Gen, Reasoning, Reference, RoleBegin, Select, Text
+from ...ir.outcome import Accepted
 from ...ir.path_text import Torn
 from ...ir.seams import blank_finding, choices_of
 from ...ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec
@@ -293,12 +294,13 @@ class GenCall(_Call):
         except InvalidValueError as error:
             self._refused(error)
         else:
-            self._accepted(result, text, value)
+            self._accepted(result, text, value, None)
 
     def _judged(self, result: GenerateResult, text: str, answers: Sequence[Answer]) -> None:
-        value, error, said = answers[0]
+        answer, error, said = answers[0]
         if error is None:
-            self._accepted(result, text, value)
+            value, accepted = answer
+            self._accepted(result, text, value, accepted)
         elif isinstance(error, InvalidValueError):
             self._refused(error)
         elif isinstance(error, DslError) and not isinstance(error, CancelledError):
@@ -316,7 +318,7 @@ class GenCall(_Call):
         self.attempt += 1
         self.begin()
 
-    def _accepted(self, result: GenerateResult, text: str, value: Any) -> None:
+    def _accepted(self, result: GenerateResult, text: str, value: Any, accepted: Accepted | None) -> None:
         if self.gen.retries and text:
             self._emit_text(text)
         ids = self.lead + tuple(result.token_ids)
@@ -324,7 +326,9 @@ class GenCall(_Call):
         torn = result.torn
         if torn is not None and torn.head and not self._goes_on_inside_a_character():
             torn = Torn(b"", torn.tail) if torn.tail else None
-        self.machine.finish(self.entry, Outcome(value=value, text=text, torn=torn, meta=self._meta(result)))
+        self.machine.finish(
+            self.entry, Outcome(value=value, text=text, torn=torn, meta=self._meta(result), accepted=accepted)
+        )
 
     def _goes_on_inside_a_character(self) -> bool:
         """Whether bytes of a character in front of the output would be bytes of the prompt, too: its ids follow at once, and what
