@@ -9,7 +9,14 @@ import pytest
 
 from tests.docs.pages import DOCS, run_page
 
-PAGES = {"guide.md": 30, "testing.md": 8, "from_sglang.md": 3, "from_guidance.md": 5, "from_langgraph.md": 5}
+PAGES = {
+    "guide.md": 30,
+    "testing.md": 8,
+    "from_sglang.md": 3,
+    "from_guidance.md": 5,
+    "from_langgraph.md": 5,
+    "from_dspy.md": 8,
+}
 
 
 @pytest.mark.parametrize("name", PAGES)

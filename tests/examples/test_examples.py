@@ -6,12 +6,14 @@ import json
 
 import pytest
 
+from examples import demo
 from examples.chat import QUESTIONS, chat
 from examples.few_shot_select import KINDS, MESSAGES, classify
 from examples.support_agent import report, triage
 from examples.support_desk import Answer, preamble, tickets
 from examples.tree_of_thought import LENSES, PROBLEM, summary
 from sglang_dsl import RunOptions
+from sglang_dsl.errors import DownloadError
 from sglang_dsl.testing import mock
 
 REPLY = {
@@ -86,3 +88,29 @@ def test_preamble_of_another_session_differs_in_its_first_line_only() -> None:
     first, second = preamble(0).split("\n"), preamble(1).split("\n")
     assert first[0] != second[0]
     assert first[1:] == second[1:]
+
+
+def test_demo_ideal_is_the_tree_of_all_prompts_and_cannot_be_beaten() -> None:
+    backend = mock({"answer": [json.dumps(REPLY)]}, policy="last")
+    result = triage.run(tickets(40), options=RunOptions(backend=backend))
+    prompts = [tuple(call.request.prompt_ids) for call in backend.calls("answer")]
+    prefixes = {prompt[:n] for prompt in prompts for n in range(1, len(prompt) + 1)}
+    least = demo.distinct_tokens(result.graph, backend.meter())
+    assert least == len(prefixes)
+    assert least <= result.usage.computed_tokens <= demo.MOST_OVER_IDEAL * least
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [(KeyboardInterrupt(), 130, "stopped"), (DownloadError("no network"), 2, "no network")],
+    ids=["ctrl-c", "no network"],
+)
+def test_demo_that_cannot_go_on_says_so_in_a_line(raised, code, said, monkeypatch, capsys) -> None:
+    def fail(name: str) -> None:
+        raise raised
+
+    monkeypatch.setattr(demo, "resolve", fail)
+    assert demo.main() == code
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
