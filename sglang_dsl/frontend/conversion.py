@@ -39,12 +39,14 @@ from uuid import UUID
 from ..errors import FormatError, GraphError, InvalidValueError
 from ..ir.nodes import Json
 from ..ir.operations import jsonable
+from ..ir.specs import spelled
 from .outputs import adapter_of, named
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 # Held exactly by records and stored graphs, whatever the annotation says (see `ir/outcome_codec.py`).
+_HOLDERS = frozenset({list, tuple, set, frozenset, dict})
 _EXACT = frozenset({type(None), bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta, UUID})
 _LOOSE = frozenset({str, int, float, bool, dict, list})  # hints that Python programmers do not take at their word
 _NUMBERS = (int, float, bool)
@@ -247,14 +249,20 @@ def _items_fit(value: Any, origin: type, arguments: tuple[Any, ...]) -> bool:
 
 def is_data(value: Any) -> bool:
     """Whether it is made of what JSON has: nothing else can come out of a model's text."""
-    kind = type(value)
-    if kind in (str, int, bool, type(None)):
-        return True
-    if kind is float:
-        return math.isfinite(value)
-    if kind is list:
-        return all(map(is_data, value))
-    return kind is dict and all(type(key) is str and is_data(item) for key, item in value.items())
+    waiting, seen = [value], set[int]()  # a list that holds itself is looked at once
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)
+        if kind is list or kind is dict:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if kind is dict and any(type(key) is not str for key in value):
+                return False
+            waiting.extend(value if kind is list else value.values())
+        elif not (math.isfinite(value) if kind is float else kind in (str, int, bool, type(None))):
+            return False
+    return True
 
 
 def is_exact(value: Any) -> bool:
@@ -264,16 +272,23 @@ def is_exact(value: Any) -> bool:
 
 def first_object(value: Any, where: str = "") -> str | None:
     """Where in plain data something stands that is no plain data; None where there is nothing of the kind."""
-    kind = type(value)
-    if kind in (list, tuple, set, frozenset):
-        found = (first_object(item, f"{where}[{index}]") for index, item in enumerate(value))
-    elif kind is dict:
-        found = (first_object(part, f"{where}.{key}" if where else str(key))
-                 for key, item in value.items() for part in (key, item))  # fmt: skip
-    else:
-        exact = kind in _EXACT or (isinstance(value, (str, int, float)) and not isinstance(value, Enum))
-        return None if exact else where
-    return next((place for place in found if place is not None), None)
+    waiting, seen = [(value, where)], set[int]()
+    while waiting:
+        value, where = waiting.pop()
+        kind = type(value)
+        if kind in _HOLDERS:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if kind is dict:
+                inside = [(part, f"{where}.{key}" if where else str(key))
+                          for key, item in value.items() for part in (key, item)]  # fmt: skip
+            else:
+                inside = [(item, f"{where}[{index}]") for index, item in enumerate(value)]
+            waiting.extend(reversed(inside))
+        elif kind not in _EXACT and (not isinstance(value, (str, int, float)) or isinstance(value, Enum)):
+            return where
+    return None
 
 
 def difference(one: Any, other: Any, where: str = "") -> str | None:
@@ -343,24 +358,22 @@ def _kind_at(value: Any, where: str) -> str:
     """The class of what stands at a place that `first_object` names."""
     if not where:
         return type(value).__name__
-    found: list[Any] = []
-
-    def look(inside: Any) -> None:
-        items = inside.items() if type(inside) is dict else ()
-        parts = [part for pair in items for part in pair] if items else list(inside)
-        for part in parts:
-            if type(part) in (list, tuple, set, frozenset, dict):
-                look(part)
-            elif not is_exact(part):
-                found.append(part)
-
-    look(value)
-    return type(found[0]).__name__ if found else "value"
+    waiting, seen = [value], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if type(part) not in _HOLDERS:
+            if not is_exact(part):
+                return type(part).__name__
+        elif id(part) not in seen:
+            seen.add(id(part))
+            inside = [each for pair in part.items() for each in pair] if type(part) is dict else list(part)
+            waiting.extend(reversed(inside))
+    return "value"
 
 
 def _shown(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False) if is_data(value) else f"a {type(value).__name__}"
-    except (TypeError, ValueError):
-        text = repr(value)
+    except (TypeError, ValueError, RecursionError):
+        text = spelled(value)
     return text if len(text) <= 80 else text[:77] + "..."

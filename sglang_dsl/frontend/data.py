@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from ..errors import GraphError, Origin, ProgramError
 from ..ir.evaluation import text_of
 from ..ir.execution import Outcome
+from ..ir.expressions import MAX_DATA_DEPTH
 from ..ir.nodes import Concat, Constant, DictOf, Expression, ListOf, Operation, Piece, Plain, Reference
 from ..ir.operations import apply_all, jsonable
 from .bindings import Bound, Local
@@ -29,7 +30,6 @@ Outcomes: TypeAlias = Callable[[str], Outcome]
 
 MENTIONS = (Lazy, Mention, Handle, Chain)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
-MAX_DATA_DEPTH = 100  # of arguments of tools, and of data with mentions in it
 
 
 class Text:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError, SpecError, TraceError
 from ..ir.nodes import Gen, Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, Select, Text, is_role_word
@@ -15,11 +15,12 @@ from .expressions import Chain, Expression, Handle, Mention
 from .recorder import Recorder, no_text
 from .sites import Site, caller_origin
 from .tracing.tags import holds_tag
+from .waiting import on_some_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
+T = TypeVar("T")
 MOST_PATH_CHARACTERS = 64  # of a branch path in node ids: of deeper nesting a digest stands for what lies above
 
 
@@ -94,17 +95,20 @@ class Line:
 class Cursor:
     """Where a state appends: a line, and the names of one scope on it. Owner: one State.
 
-    depth: how many programs and bodies of maps are under way around it.
+    depth: how many programs and bodies of maps are under way around it. regions: how many bodies of loops and arms of switches.
     """
 
-    __slots__ = ("depth", "line", "names", "recorder", "scope")
+    __slots__ = ("depth", "line", "names", "recorder", "regions", "scope")
 
-    def __init__(self, recorder: Recorder, line: Line, names: Bindings[str], scope: str, depth: int = 0) -> None:
+    def __init__(
+        self, recorder: Recorder, line: Line, names: Bindings[str], scope: str, depth: int = 0, regions: int = 0
+    ) -> None:
         self.recorder = recorder
         self.line = line
         self.names = names
         self.scope = scope
         self.depth = depth
+        self.regions = regions
 
     def say(self, item: Any, site: Site) -> None:
         """Append one item as a statement of its own."""
@@ -140,19 +144,31 @@ class Cursor:
                 self.names.branch(),
                 self.scope,
                 self.depth,
+                self.regions,
             )
             for i in range(n)
         ]
 
     def deeper(self, what: str) -> int:
         """The depth inside `what`. Raises ProgramError where it would be more than the run allows."""
-        if self.depth >= self.recorder.max_depth:
+        return self._allowed(self.depth + 1, f"{what} is {self.depth + 1} calls deep in programs and maps")
+
+    def in_region(self, what: str, body: Callable[[], T]) -> T:
+        """What the body of a region gives. Raises ProgramError where it is deeper in others than the run allows."""
+        self.regions = self._allowed(self.regions + 1, f"{what} is {self.regions + 1} deep in loops and switches")
+        try:
+            return on_some_stack(body)
+        finally:
+            self.regions -= 1
+
+    def _allowed(self, depth: int, what: str) -> int:
+        if depth > self.recorder.max_depth:
             raise ProgramError(
-                f"{what} is {self.depth + 1} calls deep in programs and maps, and a run allows {self.recorder.max_depth}",
+                f"{what}, and a run allows {self.recorder.max_depth}",
                 hint="end the recursion sooner, or give RunOptions(max_depth=...)",
                 origin=caller_origin(),
             )
-        return self.depth + 1
+        return depth
 
     def rebind(self, name: str, bound: Bound) -> None:
         """Make a name stand for `bound` from here on."""

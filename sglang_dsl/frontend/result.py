@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..ir.execution import Meter, Outcome, Run, RunSpec, RunSummary, Usage
 from ..ir.graph import Graph
+from ..ir.specs import spelled
 
 if TYPE_CHECKING:
     from ..ir.draw import Drawing, Format
@@ -122,7 +123,7 @@ class Result(Generic[R]):
         return ResultElsewhere, (repr(self), self.usage, self.seed)
 
     def __repr__(self) -> str:
-        ended = f"value={self._value!r}" if self.error is None else f"error={self.error!r}"
+        ended = f"value={spelled(self._value)}" if self.error is None else f"error={self.error!r}"
         return f"<Result {self._spec.program} {ended}>"
 
 

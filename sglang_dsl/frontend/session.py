@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
 from types import CoroutineType
 from typing import Any, Generic, TypeVar
 
@@ -16,11 +18,13 @@ from .drafting import Cursor, Line
 from .expressions import Expression, Handle
 from .recorder import LiveRecorder
 from .result import Result, attach
-from .sites import Sites
+from .sites import Sites, caller_origin
 from .state import State
-from .waiting import wait
+from .waiting import on_some_stack, wait
 
 R = TypeVar("R")
+RUNS_ON_A_STACK = 32  # of `async def` programs that await runs in each other: then a task begins a stack of its own
+_runs_around: ContextVar[int] = ContextVar("runs_around", default=0)
 
 
 class Session(Generic[R]):
@@ -29,8 +33,19 @@ class Session(Generic[R]):
     keep_failures: a failure that the body has seen, and went on, is the run's all the same.
     """
 
-    __slots__ = ("_body", "_cancelled", "_executor", "_keep_failures", "_origin", "_spec", "raised_by_body", "recorder", "run",
-                 "state")  # fmt: skip
+    __slots__ = (
+        "_around",
+        "_body",
+        "_cancelled",
+        "_executor",
+        "_keep_failures",
+        "_origin",
+        "_spec",
+        "raised_by_body",
+        "recorder",
+        "run",
+        "state",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -43,6 +58,13 @@ class Session(Generic[R]):
         keep_failures: bool = False,
     ) -> None:
         check_models_allowed(f"ran the program {spec.program!r}")
+        self._around = _runs_around.get()
+        if self._around >= spec.options.max_depth:
+            raise ProgramError(
+                f"{spec.program} is {self._around + 1} runs deep in each other, and a run allows {spec.options.max_depth}",
+                hint="end the recursion sooner, or give RunOptions(max_depth=...)",
+                origin=caller_origin(),
+            )
         self._body = body
         self._spec = spec
         self._origin = origin
@@ -72,8 +94,9 @@ class Session(Generic[R]):
 
     def begin(self) -> Callable[[], Result[R]]:
         """Run the body on this thread, and leave what it has not waited for under way. What is returned waits for its end."""
+        around = _runs_around.set(self._around + 1)
         try:
-            value = self._body(self.state)
+            value = on_some_stack(partial(self._body, self.state))
             self._check_returned(value)
             self._note_return(value)
             sealed = self.run.seal()
@@ -81,6 +104,8 @@ class Session(Generic[R]):
             failed = self._failed(raised)
             self.raised_by_body = True
             return lambda: failed
+        finally:
+            _runs_around.reset(around)
 
         def finish() -> Result[R]:
             try:
@@ -101,8 +126,11 @@ class Session(Generic[R]):
         import asyncio
 
         self.run.await_on(asyncio.get_running_loop())
+        around = _runs_around.set(self._around + 1)
         try:
-            value = await self._body(self.state)
+            body = self._body(self.state)
+            fresh = self._around and self._around % RUNS_ON_A_STACK == 0
+            value = await (asyncio.create_task(body) if fresh else body)
             self._check_returned(value)
             self._note_return(value)
             value = await self._aread(value)
@@ -116,6 +144,8 @@ class Session(Generic[R]):
                 raise
             summary = await on_loop(self._stopped(raised))
             return self._result(None, summary, raised, raised_by_body=True)
+        finally:
+            _runs_around.reset(around)
         return self._result(value, summary, error)
 
     def cancel(self, reason: str) -> None:

@@ -285,7 +285,8 @@ class State:
         count = self._scopes[program] = self._scopes.get(program, 0) + 1
         name = program if count == 1 else f"{program}#{count}"
         scope = f"{self._cursor.scope}/{name}" if self._cursor.scope else name
-        return State(Cursor(self._cursor.recorder, self._cursor.line, Bindings(), scope, depth), self.index)
+        cursor = Cursor(self._cursor.recorder, self._cursor.line, Bindings(), scope, depth, self._cursor.regions)
+        return State(cursor, self.index)
 
     # tools and choices -------------------------------------------------------------------------------------------
 
@@ -330,7 +331,8 @@ class State:
         site = self._cursor.recorder.sites.at(sys._getframe(1))
         for arm in (*arms.values(), default):
             check_plain(arm, "an arm of the switch", site.origin)
-        found: R = self._cursor.recorder.switch(self, self._find(on), arms, default, site)
+        run = self._cursor.recorder.switch
+        found: R = self._cursor.in_region("a switch", lambda: run(self, self._find(on), arms, default, site))
         return found
 
     def loop(
@@ -342,7 +344,8 @@ class State:
         site = self._cursor.recorder.sites.at(sys._getframe(1))
         check_limit(limit, site)
         check_plain(body, "the body of the loop", site.origin)
-        found: R = self._cursor.recorder.loop(self, body, until, stop_value, limit, site)
+        run = self._cursor.recorder.loop
+        found: R = self._cursor.in_region("a loop", lambda: run(self, body, until, stop_value, limit, site))
         return found
 
     @overload

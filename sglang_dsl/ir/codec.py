@@ -11,7 +11,8 @@ Reading is strict: an unknown field, kind or type is a FormatError that says whe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, fields
 from functools import cache
 from types import UnionType
@@ -19,6 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import FormatError, GraphError, Origin, SpecError
 from .expression_codec import (
+    check_nesting,
     decode_choice,
     decode_expression,
     decode_piece,
@@ -41,6 +43,19 @@ from .nodes import (
 from .specs import ConstraintSpec, SamplingSpec
 
 Data = dict[str, Any]
+
+
+@contextmanager
+def nesting(what: str) -> Iterator[None]:
+    """What is read or written inside is `what`. Raises FormatError where it is nested more deeply than this stack allows."""
+    try:
+        yield
+    except RecursionError as error:
+        raise FormatError(
+            f"{what} is nested too deeply", hint="store flatter data, with fewer regions in each other"
+        ) from error
+    except GraphError as error:
+        raise FormatError(f"{what}: {error.what}", hint=error.hint) from error
 
 
 def encode_graph(graph: Graph, *, origins: bool = True) -> Data:
@@ -92,7 +107,7 @@ def decode_node(data: Any) -> Node:
     }
     try:
         return node_class(**values)
-    except (TypeError, SpecError) as error:
+    except (TypeError, SpecError, GraphError) as error:
         raise FormatError(f"{where}: {error}") from error
 
 
@@ -130,18 +145,18 @@ def _encode_arms(arms: tuple[Arm, ...], origins: bool) -> list[Json]:
 def _decode_arm(data: Any, where: str) -> Arm:
     found = _object(data, where, {"values", "graph", "result"})
     values = found.get("values")
+    check_nesting(values, where)
     if values is not None and not isinstance(values, list):
         raise FormatError(f"{where}: an arm's values are a list or null")
     result = decode_expression(found.get("result"), where)
     return Arm(None if values is None else tuple(values), decode_graph(found.get("graph")), result)
 
 
-def _encode_body(body: Graph, origins: bool) -> Data:
-    return encode_graph(body, origins=origins)
-
-
 _UNSTORED = frozenset({"objects"})  # a run's own
-_GRAPH_FIELDS: Mapping[str, Callable[[Any, bool], Any]] = {"arms": _encode_arms, "body": _encode_body}
+_GRAPH_FIELDS: Mapping[str, Callable[[Any, bool], Any]] = {
+    "arms": _encode_arms,
+    "body": lambda body, origins: encode_graph(body, origins=origins),
+}
 _ENCODERS: Mapping[str, Callable[[Any], Any]] = {
     "pieces": lambda value: [encode_piece(p) for p in value],
     "choices": lambda value: [encode_choice(c) for c in value],
@@ -210,6 +225,7 @@ def _hints(class_name: str) -> Mapping[str, Any]:
 
 def _fit(value: Any, hint: Any, where: str) -> Any:
     """`value` as a field of type `hint`: arrays become tuples, everything else has to be of the type already."""
+    check_nesting(value, where)
     if _fits(value, hint):
         return _tupled(value) if get_origin(hint) is tuple else value
     raise FormatError(f"{where}: {shown(value)} is not {_spell(hint)}")

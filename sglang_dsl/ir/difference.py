@@ -10,6 +10,7 @@ from .codec import encode_node
 from .execution import Outcome, Usage
 from .outcome_codec import encode_error, encode_value
 from .record import RunRecord
+from .specs import shown
 
 DifferenceKind = Literal["only in a", "only in b", "node", "error", "output", "winners"]
 EXCERPT = 60
@@ -149,5 +150,5 @@ def _settings(a: RunRecord, b: RunRecord) -> Iterator[str]:
 
 
 def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= EXCERPT else shown[: EXCERPT - 1] + "…"
+    text = shown(value)
+    return text if len(text) <= EXCERPT else text[: EXCERPT - 1] + "…"

@@ -6,9 +6,8 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-from ..errors import GraphError
 from .nodes import Arm, Concat, Constant, DictOf, Expression, ListOf, Reference
-from .operations import apply_all, jsonable
+from .operations import apply_all, jsonable, too_deep
 
 Lookup: TypeAlias = Callable[[str], Any]  # node id -> its value
 
@@ -38,19 +37,29 @@ def text_of(value: Any) -> str:
         data = jsonable(value)
         return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
     except RecursionError:
-        raise GraphError(
-            "a value has lists or dicts in each other so deeply that it cannot be written as text",
-            hint="mention a flatter form of it, or a part",
-        ) from None
+        raise too_deep() from None
 
 
 def same(one: Any, other: Any) -> bool:
     """Whether two values are one in JSON: 5 and 5.0 are, True and 1 are not."""
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+    waiting, seen = [(one, other)], set[tuple[int, int]]()
+    while waiting:
+        one, other = waiting.pop()
+        if isinstance(one, (list, dict)):  # one that holds itself is compared once
+            if (id(one), id(other)) in seen:
+                continue
+            seen.add((id(one), id(other)))
+        if isinstance(one, list) and isinstance(other, list):
+            if len(one) != len(other):
+                return False
+            waiting.extend(zip(one, other, strict=True))
+        elif isinstance(one, dict) and isinstance(other, dict):
+            if one.keys() != other.keys():
+                return False
+            waiting.extend((value, other[key]) for key, value in one.items())
+        elif isinstance(one, bool) != isinstance(other, bool) or one != other:
+            return False
+    return True
 
 
 def is_among(value: Any, values: Iterable[Any]) -> bool:

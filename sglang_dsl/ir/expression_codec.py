@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import FormatError
+from .expressions import MAX_DATA_DEPTH, is_too_deep
 from .nodes import Concat, Constant, DictOf, Expression, Json, ListOf, Operation, Piece, Plain, Raw, Reference
 from .outcome_codec import decode_value, encode_value
+from .specs import shown as shown
 
 
 def encode_expression(expression: Expression | None) -> Json:
@@ -81,6 +83,7 @@ def decode_reference(data: Any, where: str) -> Reference:
     """The reference of `encode_expression`. Raises FormatError."""
     match data:
         case {"ref": str() as node_id, "ops": list() as operations, **rest} if not rest:
+            check_nesting(operations, where)
             return Reference(node_id, tuple(_decode_operation(o, where) for o in operations))
         case {"ref": str() as node_id, **rest} if not rest:
             return Reference(node_id)
@@ -124,7 +127,7 @@ def decode_choice(data: Any, where: str) -> str | Reference:
     return data if isinstance(data, str) else decode_reference(data, where)
 
 
-def shown(value: Any) -> str:
-    """A value for a message, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def check_nesting(data: Any, where: str) -> None:
+    """Raise FormatError for plain data that is nested more deeply than anything could walk or print it."""
+    if is_too_deep(data):
+        raise FormatError(f"{where}: its data is nested more than {MAX_DATA_DEPTH} levels deep")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
+
+from ..errors import GraphError
 
 Json: TypeAlias = bool | int | float | str | list["Json"] | dict[str, "Json"] | None
+MAX_DATA_DEPTH = 100  # lists and dicts in each other: Python itself walks and prints no more than some hundred levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class Operation:
 class Reference:
     """The value of another node (Gen, Select, Join, Tool, Input, Switch, ...), after `operations` in order."""
 
+    depth: ClassVar[int] = 0
+
     node_id: str
     operations: tuple[Operation, ...] = ()
 
@@ -37,29 +42,68 @@ class Constant:
     there is none.
     """
 
+    depth: ClassVar[int] = 0
+
     value: Any
     to_json: Callable[[Any], Any] | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ListOf:
-    """A list (or tuple) of expressions."""
+    """A list (or tuple) of expressions. depth: how many levels of expressions it has. Raises GraphError above MAX_DATA_DEPTH."""
 
     items: tuple[Expression, ...]
+    depth: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depth", _levels(self.items))
 
 
 @dataclass(frozen=True, slots=True)
 class DictOf:
-    """A dict with string keys; order is kept."""
+    """A dict with string keys; order is kept. depth: see `ListOf`."""
 
     items: tuple[tuple[str, Expression], ...]
+    depth: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depth", _levels([item for _, item in self.items]))
 
 
 @dataclass(frozen=True, slots=True)
 class Concat:
-    """Texts joined without a separator; what a formatted string with references in it becomes."""
+    """Texts joined without a separator; what a formatted string with references in it becomes. depth: see `ListOf`."""
 
     parts: tuple[Expression, ...]
+    depth: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "depth", _levels(self.parts))
+
+
+def _levels(inside: Iterable[Expression]) -> int:
+    """Of an expression with these in it."""
+    depth = 1 + max([expression.depth for expression in inside], default=0)
+    if depth > MAX_DATA_DEPTH:
+        raise GraphError(
+            f"an expression has lists, dicts or texts in each other more than {MAX_DATA_DEPTH} deep",
+            hint="a flatter form",
+        )
+    return depth
+
+
+def is_too_deep(value: Any, most: int = MAX_DATA_DEPTH) -> bool:
+    """Whether plain data has lists and dicts in each other more than `most` deep."""
+    level, seen = [value], set[int]()
+    for _ in range(most + 1):
+        holders = [
+            item for item in level if isinstance(item, (list, tuple, dict, set, frozenset)) and id(item) not in seen
+        ]
+        if not holders:
+            return False
+        seen.update(map(id, holders))
+        level = [inner for item in holders for inner in (item.values() if isinstance(item, dict) else item)]
+    return True
 
 
 Expression: TypeAlias = Constant | Reference | ListOf | DictOf | Concat

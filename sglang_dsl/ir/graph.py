@@ -11,25 +11,29 @@ from typing import TYPE_CHECKING, Literal
 
 from ..errors import GraphError
 from .node import Node, data_of
+from .specs import shown
 
 if TYPE_CHECKING:
     import networkx as nx
 
 EdgeKind = Literal["context", "data", "control"]
+MAX_REGION_DEPTH = 64  # switches, loops and maps in each other, in a graph
 
 
 class Graph:
     """Nodes by id, in the order in which they were appended.
 
-    Two graphs are equal if their nodes are (origins do not count). `name` is the program's; `version` counts appends.
+    Two graphs are equal if their nodes are (origins do not count). `name` is the program's; `version` counts appends. depth: how many levels
+    of sub-graphs its nodes hold.
     """
 
-    __slots__ = ("_frozen", "_nodes", "_view", "name")
+    __slots__ = ("_frozen", "_nodes", "_view", "depth", "name")
 
     def __init__(self, nodes: Iterable[Node] = (), *, name: str = "") -> None:
         self.name = name
         self._nodes: dict[str, Node] = {}
         self._frozen = False
+        self.depth = 0
         self._view: tuple[int, nx.MultiDiGraph[str]] | None = None
         for node in nodes:
             self.append(node)
@@ -38,21 +42,31 @@ class Graph:
         """Add a node. Everything it mentions must be here already.
 
         Raises:
-            GraphError: the graph is frozen, the id is taken, or an edge points at nothing.
+            GraphError: the graph is frozen, the id is taken, or the node holds sub-graphs in each other more than
+                MAX_REGION_DEPTH deep.
         """
         if self._frozen:
             raise GraphError(f"graph {self.name!r} is frozen; node {node.id!r} cannot be added", origin=node.origin)
         if node.id in self._nodes:
             raise GraphError(f"node id {node.id!r} is taken", origin=node.origin)
+        for inner in node.graphs():
+            self.depth = max(self.depth, inner.depth + 1)
+            if self.depth > MAX_REGION_DEPTH:
+                raise GraphError(
+                    f"node {shown(node.id)} holds switches, loops and maps in each other more than {MAX_REGION_DEPTH} deep",
+                    hint="let the body of a loop do in turn what the levels do",
+                    origin=node.origin,
+                )
         self._nodes[node.id] = node
 
     def extend(self, nodes: Iterable[Node]) -> None:
         """`append` each. Raises like `append`; the nodes before the refused one stay."""
         taken = self._nodes
         for node in nodes:
-            if self._frozen or node.id in taken:
+            if self._frozen or node.id in taken or type(node).holds_graphs:
                 self.append(node)
-            taken[node.id] = node
+            else:
+                taken[node.id] = node
 
     def freeze(self) -> Graph:
         """No more appends. Returns itself."""

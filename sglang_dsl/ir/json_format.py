@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ExportError, FormatError, Origin
-from .codec import Data, decode_graph, encode_graph
+from .codec import Data, decode_graph, encode_graph, nesting
 from .graph import Graph
 from .nodes import Break, Gen, Join, Node, Switch, Tool, subgraphs
 
@@ -27,15 +27,16 @@ def dumps(graph: Graph, *, origins: bool = True) -> str:
     """The graph as a JSON document. `origins`: keep each node's file and line, for error messages.
 
     Raises:
-        FormatError: a constant in the graph is not JSON.
+        FormatError: a constant in the graph is not JSON, or nested too deeply.
     """
-    document = {
-        "format": FORMAT,
-        "version": VERSION,
-        "hash": graph_hash(graph),
-        "graph": encode_graph(graph, origins=origins),
-    }
-    return json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    with nesting(f"graph {graph.name!r}"):
+        document = {
+            "format": FORMAT,
+            "version": VERSION,
+            "hash": graph_hash(graph),
+            "graph": encode_graph(graph, origins=origins),
+        }
+        return json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
 
 
 def loads(text: str | bytes) -> Graph:
@@ -50,11 +51,10 @@ def loads(text: str | bytes) -> Graph:
     except (ValueError, RecursionError) as error:
         raise FormatError(f"the graph file is not JSON: {error}") from error
     data = _checked(document)
-    try:
+    with nesting("the graph file"):
         graph = decode_graph(data)
-    except RecursionError as error:
-        raise FormatError("the graph file is nested too deeply") from error
-    if (actual := graph_hash(graph)) != document["hash"]:
+        actual = graph_hash(graph)
+    if actual != document["hash"]:
         raise FormatError(
             f"the graph's hash is {actual}, the file says {document['hash']!r}: it was changed after it was written",
             hint="write it again with save(graph, path)",

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import Origin
 from .expressions import Expression, Piece, references_in
+
+if TYPE_CHECKING:
+    from .graph import Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +23,7 @@ class Node:
     """
 
     kind: ClassVar[str] = "node"
+    holds_graphs: ClassVar[bool] = False
 
     id: str
     context: str | None = None
@@ -30,6 +34,10 @@ class Node:
 
     def mentions(self) -> Iterable[Expression | Piece | str | None]:
         """Everything this node mentions the value of, in reading order."""
+        return ()
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graphs it holds: a Switch's arms, a Loop's or Map's body."""
         return ()
 
 

@@ -237,6 +237,7 @@ class Switch(Node):
     """
 
     kind: ClassVar[str] = "switch"
+    holds_graphs: ClassVar[bool] = True
 
     name: str | None = None
     on: Reference
@@ -247,6 +248,10 @@ class Switch(Node):
         """See `Node`."""
         return (self.on,)
 
+    def graphs(self) -> tuple[Graph, ...]:
+        """See `Node`."""
+        return tuple(arm.graph for arm in self.arms)
+
 
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,6 +259,7 @@ class Loop(Node):
     """`body` repeats in this node's context until the value of `until` (a name bound in the body) is `stop_value`, at most `limit` times."""
 
     kind: ClassVar[str] = "loop"
+    holds_graphs: ClassVar[bool] = True
 
     name: str | None = None
     body: Graph
@@ -262,6 +268,10 @@ class Loop(Node):
     limit: int = 1
     result: Expression | None = None
 
+    def graphs(self) -> tuple[Graph, ...]:
+        """See `Node`."""
+        return (self.body,)
+
 
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +279,7 @@ class Map(Node):
     """`body` once per item of `items`, each in a branch of its own; `item` is the id of the Input inside the body."""
 
     kind: ClassVar[str] = "map"
+    holds_graphs: ClassVar[bool] = True
 
     name: str | None = None
     items: Expression
@@ -279,6 +290,10 @@ class Map(Node):
     def mentions(self) -> Iterable[Expression | Piece | str | None]:
         """See `Node`."""
         return (self.items,)
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """See `Node`."""
+        return (self.body,)
 
 
 @quick_init
@@ -324,9 +339,4 @@ def taking_part(join: Join, of_branches: Sequence[T]) -> list[T]:
 
 def subgraphs(node: Node) -> tuple[Graph, ...]:
     """The graphs a node holds: a Switch's arms, a Loop's or Map's body."""
-    match node:
-        case Switch(arms=arms):
-            return tuple(arm.graph for arm in arms)
-        case Loop(body=body) | Map(body=body):
-            return (body,)
-    return ()
+    return node.graphs()

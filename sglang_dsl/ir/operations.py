@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import GraphError
+from .expressions import is_too_deep
 from .nodes import Json, Operation
 from .outcome import MISSING
+from .specs import shown
 
 TEXT_METHODS: Mapping[str, Callable[..., str]] = {
     method.__name__: method
@@ -54,6 +56,8 @@ def apply(value: Any, operation: Operation) -> Any:
         return function(value, *operation.args)
     except GraphError:
         raise
+    except RecursionError:
+        raise too_deep() from None
     except (TypeError, ValueError, LookupError, OverflowError) as error:
         raise GraphError(f"{describe(operation)} does not work on {_short(value)}: {error}") from error
 
@@ -86,8 +90,8 @@ def describe(operation: Operation) -> str:
 
 
 def _short(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    text = shown(value)
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _on_text(method: Callable[..., str]) -> Callable[..., str]:
@@ -155,8 +159,21 @@ def jsonable(value: Any) -> Json:
     """
     from pydantic_core import to_jsonable_python
 
-    data: Json = to_jsonable_python(value, fallback=_without_json)
+    try:
+        data: Json = to_jsonable_python(value, fallback=_without_json)
+    except (RecursionError, ValueError) as error:  # pydantic takes what is nested too deeply for a circle
+        if is_too_deep(value):
+            raise too_deep() from None
+        raise GraphError(f"a {type(value).__name__} cannot be written as JSON: {error}") from error
     return data
+
+
+def too_deep() -> GraphError:
+    """What to raise where Python's own stack ends inside a value."""
+    return GraphError(
+        "a value has lists or dicts in each other so deeply that it cannot be written as text",
+        hint="mention a flatter form of it, or a part",
+    )
 
 
 def _without_json(value: Any) -> str:

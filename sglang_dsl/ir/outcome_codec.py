@@ -19,10 +19,13 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from ..errors import DslError, FormatError, GraphError, RunError
+from .expressions import MAX_DATA_DEPTH, is_too_deep
 from .operations import jsonable
 from .outcome import MISSING, ChoiceScore, Meta, Outcome, TokenScore, Usage
 from .path_text import Torn
+from .specs import shown
 
+LEVELS_WRITTEN = 3  # at most, for one level of a value: {"$python": ["tuple", [...]]}
 T = TypeVar("T")
 Data = dict[str, Any]
 
@@ -87,11 +90,23 @@ def decode_error(data: Any) -> RecordedError:
     match data:
         case [str() as code, str() as what]:
             return RecordedError(code, what)
-    raise FormatError(f"{data!r} is not a recorded error")
+    raise FormatError(f"{shown(data)} is not a recorded error")
 
 
 def encode_value(value: Any) -> Any:
-    """A value as data. A value that is no JSON is a FormatError."""
+    """A value as data. A value that is no JSON, or nested too deeply, is a FormatError."""
+    _check_nesting(value)
+    return _written(value)
+
+
+def _check_nesting(value: Any, most: int = MAX_DATA_DEPTH) -> None:
+    if is_too_deep(value, most):
+        raise FormatError(
+            f"a {type(value).__name__} has lists or dicts in each other more than {MAX_DATA_DEPTH} deep, which no file holds"
+        )
+
+
+def _written(value: Any) -> Any:
     kind = type(value)
     if kind.__name__ in _PYTHON and _PYTHON[kind.__name__].kind is kind:
         return {"$python": [kind.__name__, _PYTHON[kind.__name__].write(value)]}
@@ -107,17 +122,17 @@ def encode_value(value: Any) -> Any:
         case float():
             return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
         case list() if kind is list:
-            return [encode_value(item) for item in value]
+            return [_written(item) for item in value]
         case dict() if kind is dict:
             if not all(isinstance(key, str) for key in value) or any(key.startswith("$") for key in value):
-                return {"$pairs": [[encode_value(key), encode_value(item)] for key, item in value.items()]}
-            return {key: encode_value(item) for key, item in value.items()}
+                return {"$pairs": [[_written(key), _written(item)] for key, item in value.items()]}
+            return {key: _written(item) for key, item in value.items()}
         case BaseException():
             return {"$error": encode_error(value)}
     if value is MISSING:
         return {"$missing": True}
     try:
-        return encode_value(jsonable(value))
+        return _written(jsonable(value))
     except GraphError as error:
         raise FormatError(
             f"a {type(value).__name__} has no JSON; records and stored graphs hold JSON values only"
@@ -126,9 +141,19 @@ def encode_value(value: Any) -> Any:
 
 def decode_value(data: Any) -> Any:
     """The value of `encode_value`. Raises FormatError."""
+    _check_nesting(data, LEVELS_WRITTEN * MAX_DATA_DEPTH)
+    try:
+        found = _read(data)
+    except (AttributeError, TypeError, ValueError, ArithmeticError) as error:
+        raise FormatError(f"{shown(data)} is not a stored value: {error}") from error
+    _check_nesting(found)
+    return found
+
+
+def _read(data: Any) -> Any:
     match data:
         case list():
-            return [decode_value(item) for item in data]
+            return [_read(item) for item in data]
         case {"$missing": True}:
             return MISSING
         case {"$error": error}:
@@ -138,9 +163,9 @@ def decode_value(data: Any) -> Any:
         case {"$python": [str() as kind, written]} if kind in _PYTHON:
             return _PYTHON[kind].read(written)
         case {"$pairs": list() as pairs}:
-            return {decode_value(key): decode_value(item) for key, item in pairs}
+            return {_read(key): _read(item) for key, item in pairs}
         case dict():
-            return {key: decode_value(item) for key, item in data.items()}
+            return {key: _read(item) for key, item in data.items()}
     return data
 
 
@@ -153,7 +178,7 @@ class _Form(NamedTuple):
 
 
 def _items(value: Any) -> list[Any]:
-    return [encode_value(item) for item in value]
+    return [_written(item) for item in value]
 
 
 def _sorted_items(value: Any) -> list[Any]:
@@ -166,9 +191,9 @@ def _form(kind: type, write: Callable[[Any], Any], read: Callable[[Any], Any]) -
 
 
 _PYTHON: Mapping[str, _Form] = dict([
-    _form(tuple, _items, lambda data: tuple(map(decode_value, data))),
-    _form(set, _sorted_items, lambda data: set(map(decode_value, data))),
-    _form(frozenset, _sorted_items, lambda data: frozenset(map(decode_value, data))),
+    _form(tuple, _items, lambda data: tuple(map(_read, data))),
+    _form(set, _sorted_items, lambda data: set(map(_read, data))),
+    _form(frozenset, _sorted_items, lambda data: frozenset(map(_read, data))),
     _form(bytes, bytes.hex, bytes.fromhex),
     _form(Decimal, str, Decimal),
     _form(datetime, datetime.isoformat, datetime.fromisoformat),
@@ -247,7 +272,7 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
 
 def _object(data: Any, names: set[str], what: str) -> Data:
     if not isinstance(data, dict):
-        raise FormatError(f"{data!r} is not {what}")
+        raise FormatError(f"{shown(data)} is not {what}")
     if unknown := data.keys() - names:
         raise FormatError(f"{what} has unknown fields: {', '.join(sorted(unknown))}")
     return data

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import FormatError
-from .codec import decode_node, encode_node
+from .codec import decode_node, encode_node, nesting
 from .graph import Graph
 from .outcome import Outcome, Usage
 from .outcome_codec import (
@@ -102,7 +102,8 @@ def dump_record(record: RunRecord, redact: Redact | None = None) -> str:
     """A record as JSON lines. `redact` takes out of each line what is nobody else's business in prompts and answers; what
     it leaves has to be JSON still. Raises FormatError where a value is not JSON.
     """
-    lines = [_line(data) if redact is None else redact(_line(data)) for data in _body(record)]
+    with nesting("the run"):
+        lines = [_line(data) if redact is None else redact(_line(data)) for data in _body(record)]
     text = "".join(lines)
     end = {
         "usage": encode_usage(record.usage),
@@ -156,6 +157,11 @@ def parse_record(text: str) -> RunRecord:
     Raises:
         FormatError: not a record, of another version, cut off, or changed since it was written.
     """
+    with nesting("the record"):
+        return _parsed_record(text)
+
+
+def _parsed_record(text: str) -> RunRecord:
     lines = text.split("\n")[:-1]
     parsed = [_parsed(line, number) for number, line in enumerate(lines, start=1)]
     head = _checked_head(parsed[0] if parsed else None)

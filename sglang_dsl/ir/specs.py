@@ -120,14 +120,19 @@ def _out_of_range(name: str, value: object, low: float, high: float, *, above: b
     return SpecError(f"{name}={shown(value)} is out of range", hint=f"{name} has to be {bounds}")
 
 
-def shown(value: object) -> str:
-    """A value in a message: short, whatever it is. A huge int has no decimal text, and a `repr` may raise."""
+def spelled(value: object) -> str:
+    """Its `repr`, or its type where that raises: a huge int has no decimal text, and deep lists are too much for Python."""
     try:
-        text = repr(value)
+        return repr(value)
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001 - the value is the caller's, and so is its repr
-        text = f"<{type(value).__name__}>"
+        return f"<{type(value).__name__}>"
+
+
+def shown(value: object) -> str:
+    """A value in a message: short, whatever it is."""
+    text = spelled(value)
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 3] + "..."
 
 
@@ -339,7 +344,7 @@ class RunOptions:
     models: further backends by alias, for `gen(model="judge")`.
     seed: None draws one and records it. namespace: cache isolation key of this user. deadline_s: seconds from start.
     priority: higher first. token_budget: most tokens the run may generate in all. max_depth: how deep programs, and the bodies
-    of `map`, may call each other: recursion without an end is an error there. sampling: options of `SamplingSpec` for every
+    of `map`, may call each other; so may loops and switches, and runs inside runs: recursion without an end is an error there. sampling: options of `SamplingSpec` for every
     `gen` that leaves them out, as a dict: `{"temperature": 0}`; merged with those of the surroundings.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .nodes import Json
+from .specs import shown
 
 _TYPES: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float), "bool": bool}
 
@@ -33,5 +34,5 @@ def _is_a(value: Any, type_name: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    shown = f"{type(value).__name__} {value!r}"
-    return shown if len(shown) <= 60 else shown[:57] + "..."
+    text = f"{type(value).__name__} {shown(value)}"
+    return text if len(text) <= 60 else text[:57] + "..."

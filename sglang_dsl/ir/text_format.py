@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError
-from .codec import Data, decode_graph, encode_graph
+from .codec import Data, decode_graph, encode_graph, nesting
 from .graph import Graph
 from .nodes import Node, subgraphs
 from .operations import OPERATION_NAMES
@@ -48,12 +48,12 @@ def print_graph(graph: Graph, *, origins: bool = False) -> str:
     Raises:
         FormatError: a constant in the graph is not JSON (NaN, an object, ...).
     """
-    data = encode_graph(graph, origins=False)
-    places = (
-        {node.id: f"  # {_one_line(str(node.origin))}" for node in _all_nodes(graph) if node.origin} if origins else {}
-    )
     try:
-        return "\n".join([f"graph {_string(data['name'])}", *_node_lines(data["nodes"], "", places)]) + "\n"
+        with nesting(f"graph {graph.name!r}"):
+            data = encode_graph(graph, origins=False)
+            noted = [node for node in _all_nodes(graph) if node.origin] if origins else []
+            places = {node.id: f"  # {_one_line(str(node.origin))}" for node in noted}
+            return "\n".join([f"graph {_string(data['name'])}", *_node_lines(data["nodes"], "", places)]) + "\n"
     except (TypeError, ValueError) as error:
         raise FormatError(f"graph {graph.name!r} holds a value that is not JSON: {error}") from error
 
@@ -62,9 +62,10 @@ def parse(text: str) -> Graph:
     """The graph of `print_graph`: `parse(print_graph(g)) == g`.
 
     Raises:
-        FormatError: the text does not follow the grammar (with a caret), or a node in it is not valid.
+        FormatError: the text does not follow the grammar (with a caret), a node in it is not valid, or it is nested too deeply.
     """
-    return decode_graph(read(text))
+    with nesting("the graph text"):
+        return decode_graph(read(text))
 
 
 def _all_nodes(graph: Graph) -> Iterator[Node]:

@@ -7,8 +7,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from sglang_dsl import RunOptions, State, gen, program, select, use
-from sglang_dsl.errors import DslError, JoinError, ProgramError, SpecError
+from sglang_dsl import RunOptions, State, gen, program, select, tool, use
+from sglang_dsl.errors import DslError, JoinError, ProgramError, SpecError, ToolError
 from sglang_dsl.ir.nodes import Switch, subgraphs
 from sglang_dsl.ir.verify import findings
 from sglang_dsl.testing import mock
@@ -128,6 +128,134 @@ def test_message_about_a_node_far_down_is_short():
     with pytest.raises(DslError) as caught:
         fail.run(400, options=options())
     assert len(str(caught.value)) < 1000
+
+
+# regions, and runs in runs ---------------------------------------------------------------------------------------------
+
+
+def through_loops(s: State, depth: int, limit: int):
+    return "end" if depth == limit else s.loop(lambda inside: through_loops(inside, depth + 1, limit), limit=1)
+
+
+def through_switches(s: State, depth: int, limit: int):
+    if depth == limit:
+        return "end"
+    deeper = lambda inside: through_switches(inside, depth + 1, limit)  # noqa: E731
+    return s.switch("more", {"yes": deeper}, default=deeper)
+
+
+def through_maps(s: State, depth: int, limit: int):
+    if depth == limit:
+        return "end"
+    return s.map([1], lambda branch, _: through_maps(branch, depth + 1, limit))[0]
+
+
+WAYS = [through_loops, through_switches, through_maps]
+
+
+def nesting(way, limit, *, asynchronous):
+    if asynchronous:
+
+        @program
+        async def p(s: State):
+            s += select("more", ["yes", "no"])
+            await s.get("more")
+            return way(s, 0, limit)
+    else:
+
+        @program
+        def p(s: State):
+            s += select("more", ["yes", "no"])
+            return way(s, 0, limit)
+
+    return p
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("way", WAYS[:2])
+def test_regions_nest_as_deep_as_programs_do_and_then_end_with_an_error(way, asynchronous):
+    assert nesting(way, 450, asynchronous=asynchronous).run(options=options()).value == "end"
+    with pytest.raises(ProgramError, match="501 deep in loops and switches"):
+        nesting(way, 10**9, asynchronous=asynchronous).run(options=options())
+
+
+def test_maps_of_known_items_nest_in_runs_and_traces():
+    deep = nesting(through_maps, 300, asynchronous=False)
+    assert deep.run(options=options()).value == "end"
+    assert not findings(deep.trace())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_traces_of_regions_without_an_end_are_never_a_recursion_error(way):
+    try:
+        explained = str(nesting(way, 10**9, asynchronous=False).explain(options=options()))
+    except DslError as error:
+        explained = str(error)
+    assert "deep" in explained
+    assert "RecursionError" not in explained
+
+
+def test_runs_inside_runs_end_where_nested_programs_do():
+    backend = mock({"v": "x"})
+
+    @program
+    def inner(s: State, depth: int):
+        if depth:
+            return inner.run(depth - 1, options=RunOptions(backend=backend)).value
+        s += gen("v")
+        return s["v"]
+
+    @program
+    async def ainner(s: State, depth: int):
+        if depth:
+            return (await ainner.arun(depth - 1, options=RunOptions(backend=backend))).value
+        s += gen("v")
+        return await s.get("v")
+
+    for prog in (inner, ainner):
+        assert prog.run(300, options=RunOptions(backend=backend)).value == "x"
+        with pytest.raises(ProgramError, match="501 runs deep"):
+            prog.run(10**6, options=RunOptions(backend=backend))
+
+
+def test_tools_that_run_their_own_program_end_in_a_short_message():
+    backend = mock({})
+
+    @tool
+    def again(x: int) -> int:
+        return outer.run(options=RunOptions(backend=backend, max_depth=40)).value
+
+    @program
+    def outer(s: State):
+        return s.call(again, 1).value
+
+    with pytest.raises(ToolError) as caught:
+        outer.run(options=RunOptions(backend=backend, max_depth=40))
+    assert "41 runs deep" in str(caught.value)
+    assert len(str(caught.value)) < 4000
+
+
+def test_deep_values_of_tools_are_handed_on_and_refused_by_name_in_text():
+    @tool
+    def deep(x: int) -> list:
+        value: object = "a"
+        for _ in range(3000):
+            value = [value]
+        return value
+
+    @program
+    def p(s: State, said: bool, given: object = None):
+        found = s.call(deep, 1)
+        if said:
+            s += found
+            return s.text
+        return found
+
+    result = p.run(False, options=options())
+    assert isinstance(result.value, list)
+    assert "<list>" in repr(result)
+    with pytest.raises(DslError, match="deeply"):
+        p.run(True, options=options())
 
 
 # traced ----------------------------------------------------------------------------------------------------------------

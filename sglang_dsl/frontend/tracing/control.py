@@ -153,8 +153,8 @@ class _Recorded:
     def _walk(self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Walk:
         path = self._path.inside(script, choose, before)
         path.trace.path = path
-        line = _copy(self._line)
-        cursor = Cursor(path, line, self._state._cursor.names.copy(), self._state._cursor.scope)
+        line, outer = _copy(self._line), self._state._cursor
+        cursor = Cursor(path, line, outer.names.copy(), outer.scope, outer.depth, outer.regions)
         inside = type(self._state)(cursor, self._state.index)
         try:
             value = self._body(inside)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import Origin, TraceError
@@ -33,6 +33,7 @@ from ..regions import Body, given, is_async, run_map
 from ..settings import settled
 from ..sites import Site, Sites
 from ..values import Unknown, exact, is_abstract
+from ..waiting import on_some_stack
 from .control import follow_loop, follow_map, follow_switch
 from .decisions import Chooser, Decision, Group, Stop, way_out
 from .origins import user_origin
@@ -173,7 +174,7 @@ class Path:
         broken: Break | None = None
         for body in bodies:
             try:
-                found.append(ended(body))
+                found.append(on_some_stack(partial(ended, body)))
             except Stop:
                 if self._diverged or self.broken is None or self.trace.strict:
                     raise

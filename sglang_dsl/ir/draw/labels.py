@@ -36,6 +36,7 @@ from ..nodes import (
     subgraphs,
 )
 from ..operations import describe
+from ..specs import spelled
 
 LABEL_CHARACTERS = 60
 BREAK_CHARACTERS = LABEL_CHARACTERS - len("break: ")
@@ -162,7 +163,7 @@ def show(expression: Expression | None, names: Names) -> str:
         case None:
             return "—"
         case Constant(value):
-            return repr(value)
+            return spelled(value)
         case Reference():
             return show_reference(expression, names)
         case ListOf(items):

@@ -28,11 +28,15 @@ from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple
 
+from ...errors import ToolError
+
 WORKERS = 8  # per run: enough to overlap slow services, few enough not to drown them
 LOOP_PATIENCE_S = 0.1  # a loop that has not cancelled a task by then is blocked by what runs on it
 
 _log = logging.getLogger(__name__)
 _here = threading.local()  # `leave` on a worker's thread: how its call gives up its place
+
+SAID_CHARACTERS = 2000  # of what a call raised, in messages
 
 
 class Answer(NamedTuple):
@@ -46,9 +50,17 @@ class Answer(NamedTuple):
     def failed(cls, error: BaseException) -> Answer:
         """The end of a call that raised. An error may fail to say what it is: then its type has to do."""
         try:
-            said = f"{type(error).__name__}: {error}"
+            inner, tools = error, 0
+            while isinstance(inner, ToolError) and inner.__cause__ is not None:  # tools run programs with tools
+                inner, tools = inner.__cause__, tools + 1
+            if tools > 1:  # the first cause is what counts
+                said = f"{type(inner).__name__}, {tools} tools further in: {inner}"
+            else:
+                said = f"{type(error).__name__}: {error}"
         except BaseException:  # noqa: BLE001 - the error's own `__str__` is user code, too
             said = type(error).__name__
+        if len(said) > SAID_CHARACTERS:
+            said = f"{said[: SAID_CHARACTERS // 2]} ... {said[-SAID_CHARACTERS // 2 :]}"
         return cls(error=error, said=said)
 
 

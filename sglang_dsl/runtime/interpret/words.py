@@ -80,12 +80,23 @@ def _finish_text(machine: Machine, entry: Entry, pieces: tuple[TextPiece, ...]) 
 
 def _is_data(value: Any) -> bool:
     """Whether a value is plain JSON data, so that nothing of the program's own is asked to show it."""
-    kind = type(value)
-    if kind is list:
-        return all(map(_is_data, value))
-    if kind is dict:
-        return all(type(key) is str and _is_data(item) for key, item in value.items())
-    return kind in (str, int, float, bool, type(None))
+    waiting, seen = [value], set[int]()
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)
+        if kind is list or kind is dict:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+        if kind is list:
+            waiting.extend(value)
+        elif kind is dict:
+            if any(type(key) is not str for key in value):
+                return False
+            waiting.extend(value.values())
+        elif kind not in (str, int, float, bool, type(None)):
+            return False
+    return True
 
 
 def check_role(machine: Machine, entry: Entry) -> None:
