@@ -54,6 +54,8 @@ def nesting(what: str) -> Iterator[None]:
         raise FormatError(
             f"{what} is nested too deeply", hint="store flatter data, with fewer regions in each other"
         ) from error
+    except FormatError:
+        raise
     except GraphError as error:
         raise FormatError(f"{what}: {error.what}", hint=error.hint) from error
 
