@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Unpack, get_args, overload
 from ..errors import ConstraintError, DslError, SpecError
 from ..ir.nodes import Reasoning
 from ..ir.specs import (
+    MOST_BRANCHES,
     MOST_TOKENS,
     ConstraintSpec,
     SamplingOptions,
@@ -23,6 +24,7 @@ from ..ir.specs import (
     SelectMethod,
     flag,
     number,
+    shown,
     utf8_text,
     whole,
 )
@@ -167,7 +169,7 @@ def gen(
             _whole("n", n)
         if validate is not None and not callable(validate):
             raise SpecError(
-                f"validate={_short(validate)} cannot be called",
+                f"validate={shown(validate)} cannot be called",
                 hint="a function of the value that returns False, or raises ValueError, where it refuses",
             )
     except DslError as error:
@@ -221,7 +223,7 @@ def select(
     texts = tuple(str.__str__(choice.value) if isinstance(choice, Enum) else choice for choice in listed)
     if not isinstance(method, str) or method not in get_args(SelectMethod):
         raise SpecError(
-            f"method={method!r} is unknown", hint=f"one of {get_args(SelectMethod)}", origin=caller_origin()
+            f"method={shown(method)} is unknown", hint=f"one of {get_args(SelectMethod)}", origin=caller_origin()
         )
     return Selection(name, texts, method=method, model=model, convert=output.convert)
 
@@ -231,7 +233,7 @@ def raw(text: str) -> RawText:
     wrote it. Never pass text of a user through this.
     """
     if not isinstance(text, str):
-        raise SpecError(f"raw({text!r}) is not text", hint="raw takes a string", origin=caller_origin())
+        raise SpecError(f"raw({shown(text)}) is not text", hint="raw takes a string", origin=caller_origin())
     return RawText(text)
 
 
@@ -256,7 +258,7 @@ def _output(
         raise SpecError(f"{' and '.join(names)} exclude each other", hint=f"keep one of {', '.join(names)}")
     for name, text in (("regex", regex), ("grammar", grammar)):
         if text is not None and not isinstance(text, str):
-            raise SpecError(f"{name}={_short(text)} is not text", hint=f'{name}="..."')
+            raise SpecError(f"{name}={shown(text)} is not text", hint=f'{name}="..."')
     if regex is not None:
         return Output(ConstraintSpec(kind="regex", text=_regex(regex)))
     if grammar is not None:
@@ -296,7 +298,9 @@ def _reasoning(reasoning: Reasoning | bool) -> Reasoning | None:
 
 def _name(name: str | None) -> str | None:
     if name is not None and (not isinstance(name, str) or not name):
-        raise SpecError(f"name={name!r} is not a non-empty string", hint='gen("answer"); leave it out to have none')
+        raise SpecError(
+            f"name={shown(name)} is not a non-empty string", hint='gen("answer"); leave it out to have none'
+        )
     return name
 
 
@@ -309,7 +313,7 @@ def _unknown_option(function: str, name: str, known: Iterable[str]) -> SpecError
 def _model(model: str | None) -> str | None:
     if model is not None and (not isinstance(model, str) or not model):
         raise SpecError(
-            f"model={_short(model)} is not the name of a model",
+            f"model={shown(model)} is not the name of a model",
             hint='model="judge", one of RunOptions(models={"judge": ...})',
         )
     return model
@@ -317,7 +321,12 @@ def _model(model: str | None) -> str | None:
 
 def _whole(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise SpecError(f"{name}={value!r} is not a whole number above 0", hint=f"{name}=3")
+        raise SpecError(f"{name}={shown(value)} is not a whole number above 0", hint=f"{name}=3")
+    if value > MOST_BRANCHES:
+        raise SpecError(
+            f"{name}={shown(value)} is more than {MOST_BRANCHES:,}, the most that one statement makes",
+            hint="make them in several statements",
+        )
 
 
 def _regexes(texts: Texts) -> tuple[str, ...]:
@@ -333,10 +342,10 @@ def listed_choices(choices: Any, example: str, empty: str = "the list of choices
     if isinstance(choices, type) and issubclass(choices, Enum):
         choices = list(choices)
     if isinstance(choices, (str, bytes)) or not isinstance(choices, Iterable) or isinstance(choices, Expression):
-        raise SpecError(f"choices={choices!r} is not a list of strings", hint=example)
+        raise SpecError(f"choices={shown(choices)} is not a list of strings", hint=example)
     if isinstance(choices, Mapping):
         raise SpecError(
-            f"choices={_short(choices)} is a dict", hint="list(d) for its keys, list(d.values()) for its values"
+            f"choices={shown(choices)} is a dict", hint="list(d) for its keys, list(d.values()) for its values"
         )
     listed = sorted(choices, key=_in_order) if isinstance(choices, (set, frozenset)) else list(choices)
     if not listed:
@@ -345,8 +354,8 @@ def listed_choices(choices: Any, example: str, empty: str = "the list of choices
         said = choice.value if isinstance(choice, Enum) else choice
         if not isinstance(said, (str, Mention)) or (isinstance(choice, Enum) and isinstance(said, Mention)):
             raise SpecError(
-                f"the choice {choice!r} is a {type(choice).__name__}, not text",
-                hint=f"use strings: {str(said)!r}; gen(type=Literal[...]) takes numbers",
+                f"the choice {shown(choice)} is a {type(choice).__name__}, not text",
+                hint=f"use strings: {shown(shown(said))}; gen(type=Literal[...]) takes numbers",
             )
     return tuple(listed)
 
@@ -356,16 +365,11 @@ def _in_order(choice: Any) -> str:
     return str(choice.value if isinstance(choice, Enum) else choice)
 
 
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _regex(pattern: str) -> str:
     try:
         re.compile(pattern)
     except (re.error, TypeError) as error:
         raise ConstraintError(
-            f"regex {pattern!r} is not a regular expression: {error}", hint="test it with re.compile"
+            f"regex {shown(pattern)} is not a regular expression: {error}", hint="test it with re.compile"
         ) from error
     return pattern

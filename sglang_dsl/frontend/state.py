@@ -20,6 +20,7 @@ from ..errors import DslError, ForkError, Origin, ProgramError, UnknownNameError
 from ..ir.execution import Meta, Outcome
 from ..ir.nodes import Fork
 from ..ir.nodes import Tool as ToolNode
+from ..ir.specs import MOST_BRANCHES, shown
 from .bindings import Bindings, Bound, Gathered, Local, history
 from .branches import Branches
 from .data import Text, json_pieces, merged, read_mention, resolved_mention
@@ -233,12 +234,18 @@ class State:
     def _fork(self, n: int, site: Site) -> Branches[State]:
         if isinstance(n, bool) or not isinstance(n, int) or n < 1:
             what = (
-                f"fork({n!r}): a fork has at least one branch"
+                f"fork({shown(n)}): a fork has at least one branch"
                 if isinstance(n, int)
-                else f"fork({n!r}) is not a whole number"
+                else f"fork({shown(n)}) is not a whole number"
             )
             raise ForkError(
                 what, hint="s.fork(3); skip the fork where there is nothing to branch into", origin=site.origin
+            )
+        if n > MOST_BRANCHES:
+            raise ForkError(
+                f"fork({shown(n)}): a fork has at most {MOST_BRANCHES:,} branches",
+                hint="fork several times",
+                origin=site.origin,
             )
         statement = self._cursor.draft(site)
         fork_id = statement.push(Fork, size=n)

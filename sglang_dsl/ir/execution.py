@@ -28,7 +28,7 @@ from .outcome import Meta as Meta
 from .outcome import Outcome as Outcome
 from .outcome import TokenScore as TokenScore
 from .outcome import Usage as Usage
-from .specs import Backend, ConstraintSpec, RunOptions
+from .specs import Backend, ConstraintSpec, RunOptions, shown
 
 if TYPE_CHECKING:
     import asyncio
@@ -323,7 +323,7 @@ def _entry_point(name: str) -> EntryPoint:
 def _checked(backend: Backend) -> Executor:
     if not isinstance(backend, Executor):
         raise BackendNotFoundError(
-            f"{backend!r} is not a backend: it has no open(), meter() and close()",
+            f"{shown(backend)} is not a backend: it has no open(), meter() and close()",
             hint="pass the name of a backend, or an Executor such as testing.mock(...)",
         )
     return backend

@@ -26,6 +26,9 @@ JoinMode = Literal["all", "settle", "first", "quorum", "vote", "best", "concat"]
 DEFAULT_MAX_TOKENS = 256
 SHOWN_CHARACTERS = 80  # of a value, in a message
 PRIORITIES = (-(2**31), 2**31)
+MOST_BRANCHES = (
+    2**16
+)  # of one fork or call: each is a state of its own, and a slip in a number must not fill the memory
 MOST_TOKENS = 2**31 - 1  # a count of tokens above this is a mistake
 DEFAULT_MAX_DEPTH = 500
 DEFAULT_MAX_WHITESPACE = 8  # longest run of JSON whitespace outside strings (cases.md 49: chosen twice by others)
@@ -155,7 +158,7 @@ def _bias(pair: object) -> tuple[int, float]:
 
 
 def _stop(text: object) -> str:
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not str.__len__(text):
         raise SpecError(f"stop {shown(text)} is not a non-empty string", hint="leave `stop` out to have none")
     return utf8_text("stop", text)
 
