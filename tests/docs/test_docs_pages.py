@@ -19,6 +19,7 @@ PAGES = {
 }
 
 
+@pytest.mark.filterwarnings("error::sglang_dsl.errors.ChoiceBlankWarning")
 @pytest.mark.parametrize("name", PAGES)
 def test_page_runs_as_printed(name: str, tmp_path: Path) -> None:
     assert run_page(name, tmp_path) >= PAGES[name]
