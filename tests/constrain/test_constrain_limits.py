@@ -1,12 +1,14 @@
 import json
 import time
+from dataclasses import asdict
 from random import Random
 
 import pytest
 
-from sglang_dsl.errors import ConstraintError
+from sglang_dsl.errors import ConstraintError, SpecError
 from sglang_dsl.ir.specs import ConstraintSpec
 from sglang_dsl.runtime.constrain.compile import compile_constraint
+from sglang_dsl.runtime.constrain.limits import LIMITS, set_limits
 
 
 def nested(depth):
@@ -55,3 +57,44 @@ def test_schema_large_but_legal_compiles_within_budget(name):
     compiled = compile_constraint(ConstraintSpec(kind="json_schema", text=ACCEPTED[name]))
     assert compiled.matches(compiled.sample_text(Random(1), characters=50))
     assert time.perf_counter() - started < 10
+
+
+@pytest.fixture
+def limits():
+    before = asdict(LIMITS)
+    yield
+    set_limits(**before)
+
+
+RAISED = [
+    ("properties", 700, {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(600)}}),
+    ("enum_values", 10_500, {"enum": list(range(10_200))}),
+    ("source_bytes", 600_000, {"const": "x" * 300_000}),
+]
+
+
+@pytest.mark.parametrize(("limit", "size", "schema"), RAISED)
+def test_limits_are_raised_by_name_and_named_in_refusals(limits, limit, size, schema):
+    spec = ConstraintSpec.json_schema(schema)
+    with pytest.raises(ConstraintError, match=f"more than {getattr(LIMITS, limit)}"):
+        compile_constraint(spec)
+    set_limits(**{limit: size})
+    compile_constraint(spec)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"propertes": 5},
+        {"properties": 0},
+        {"properties": "9"},
+        {"properties": True},
+        {"depth": 65},
+        {"chain": 9, "enum_values": -1},
+    ],
+)
+def test_limits_are_checked_and_all_or_none_are_set(limits, sizes):
+    before = asdict(LIMITS)
+    with pytest.raises(SpecError):
+        set_limits(**sizes)
+    assert asdict(LIMITS) == before

@@ -10,9 +10,9 @@ from __future__ import annotations
 from ...errors import ConstraintError
 from .charset import MAX_CODE_POINT, CharSet
 from .grammar import Alt, Chars, Expr, Grammar, Ref, Repeat, Seq, Text
+from .limits import LIMITS
 
 _LONG_GROUP = 80  # characters from which a group becomes a rule of its own, so that chains do not repeat it
-MAX_CHAIN = 512  # longest bounded repeat that becomes one rule per repetition
 _SURROGATES = r"\ud800-\udfff"  # a negated class would let their bytes through
 
 
@@ -79,13 +79,13 @@ class _Printer:
 
     def _repeat(self, item: Expr, low: int, high: int | None) -> str:
         times = low if high is None else high
-        if times > MAX_CHAIN and isinstance(item, Alt):
+        if times > LIMITS.chain and isinstance(item, Alt):
             raise ConstraintError(
                 f"something with alternatives (such as a character that may be escaped) is counted up to {times} times,"
-                f" more than {MAX_CHAIN}: masks would take a tenth of a second each",
+                f" more than {LIMITS.chain}: masks would take a tenth of a second each",
                 hint="use a smaller bound or none; of two strings that are alternatives, leave one without a bound",
             )
-        if isinstance(item, Chars) or times > MAX_CHAIN:
+        if isinstance(item, Chars) or times > LIMITS.chain:
             return self._group(self._expr(item)) + _bounds(low, high)
         return self._chain(item, low, high)
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
-from ...errors import ConstraintError
+from ...errors import ConstraintError, SpecError
+from ...ir.specs import MOST_TOKENS, whole
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Limits:
-    """Sizes above which a constraint is refused.
+    """Sizes above which a constraint is refused, in this process. `set_limits` changes them.
 
     source_bytes: of the canonical text. depth: levels of schemas in schemas, and of regex groups. json_depth: brackets in the
-    source. repeat_product: nested bounded repeats multiplied. references: followed in one schema, repeats counted.
+    source. repeat_product: nested bounded repeats multiplied. references: followed in one schema, repeats counted. chain: of
+    one bounded repeat that becomes a rule per repetition.
     """
 
     source_bytes: int = 256 * 1024
@@ -25,10 +27,34 @@ class Limits:
     properties: int = 512
     repeat_product: int = 100_000
     references: int = 20_000
+    chain: int = 512
 
 
 LIMITS = Limits()
+_HIGHEST = {
+    "depth": 64,
+    "json_depth": 256,
+}  # the compiler follows these by recursion; all others cost only time and memory
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+
+
+def set_limits(**sizes: int) -> None:
+    """Raise (or lower) limits for the whole process, best before the first constraint: one that was compiled before stays as it is.
+
+        set_limits(properties=2000, enum_values=50_000)
+
+    Larger constraints take longer to compile, and their masks longer to compute: for every row of a batch.
+
+    Raises:
+        SpecError: no such limit (nothing is changed), or a size that is no whole number from 1 on.
+    """
+    known = {field.name for field in fields(Limits)}
+    for name in sizes:
+        if name not in known:
+            raise SpecError(f"there is no limit {name!r}", hint=f"limits: {', '.join(sorted(known))}")
+    checked = {name: whole(name, size, 1, _HIGHEST.get(name, MOST_TOKENS)) for name, size in sizes.items()}
+    for name, size in checked.items():
+        setattr(LIMITS, name, size)
 
 
 def check_size(source: str) -> None:
@@ -36,7 +62,8 @@ def check_size(source: str) -> None:
     size = len(source.encode("utf-8", "surrogatepass"))
     if size > LIMITS.source_bytes:
         raise ConstraintError(
-            f"the constraint has {size} bytes, more than {LIMITS.source_bytes}", hint="split it over several calls"
+            f"the constraint has {size} bytes, more than {LIMITS.source_bytes}",
+            hint="split it over several calls, or raise the limit: set_limits(source_bytes=...)",
         )
 
 
