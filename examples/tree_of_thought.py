@@ -35,7 +35,7 @@ def explore(s: State, problem: str, depth: int = 2) -> list[str]:
             thoughts = branches.join(thought)
             for number in range(len(LENSES)):
                 s += f"\nProposal {number + 1}: first we{thoughts[number]}"
-            s += "\nThe best proposal is number "
+            s += "\nThe number of the best proposal:\n"
             s += pick
             chosen.append(thoughts[int(s[pick]) - 1].strip())
             s += f"\nStep {level}: first we {chosen[-1]}"
