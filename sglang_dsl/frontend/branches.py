@@ -9,7 +9,7 @@ from inspect import iscoroutine
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
 from ..errors import BranchError, DslError, ForkError, JoinError, Origin
-from ..ir.specs import JoinMode
+from ..ir.specs import JoinMode, shown
 from .bindings import Gathered
 from .data import mentions_in, replaced
 from .drafting import Cursor
@@ -120,8 +120,9 @@ class Branches(Generic[S]):
             JoinError: a body raised; it holds every result, the first error is its cause.
         """
         origin = caller_origin()
-        if concurrency is not None and (isinstance(concurrency, bool) or concurrency < 1):
-            raise ForkError(f"concurrency={concurrency!r} is below 1", hint="leave it out for no bound", origin=origin)
+        if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
+            what = f"concurrency={shown(concurrency)} is not a whole number above 0"
+            raise ForkError(what, hint="leave it out for no bound", origin=origin)
         if is_async(body):
             if not self._parent._cursor.recorder.asynchronous:
                 check_plain(body, "the body of the map", origin, hint=MAP_HINT)
@@ -218,7 +219,9 @@ class Branches(Generic[S]):
         (a list of values, errors and MISSING), "first" (the first `k` successes), "quorum" (the first value that `k`
         branches agree on), "vote" (the majority), "best" (the value with the highest `key(value)`), "concat" (no
         value: the branches' text is appended to the parent). "first", "quorum" and "vote" cancel the branches that still run once
-        they are decided, except those that another join of this fork waits for (`cancel_rest=False`: none).
+        they are decided and the program waits for a value or returns, except those that another join of this fork waits for
+        (`cancel_rest=False`: none). So joins that are written together see the same branches, however soon one is decided; one
+        that is written after a wait has a CancelledError for a loser that had not finished, and its value for one that had.
 
         Raises:
             BranchError: the parent was itself joined. UnknownNameError: no branch has bound `what` since the fork. SpecError:

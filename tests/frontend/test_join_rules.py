@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from sglang_dsl import MISSING, RunOptions, State, gen, program, tool
-from sglang_dsl.errors import CancelledError, JoinError, SpecError, UnknownNameError
+from sglang_dsl.errors import CancelledError, ForkError, GraphError, JoinError, SpecError, UnknownNameError
 from sglang_dsl.ir.json_format import dumps, loads
 from sglang_dsl.ir.nodes import Join
 from sglang_dsl.testing import mock
@@ -293,3 +294,70 @@ def test_failure_below_many_joins_is_named_in_one_line():
     with pytest.raises(JoinError) as caught:
         run(body, {"leaf": "no number at all"})
     assert len(str(caught.value)) < 1500
+
+
+@pytest.mark.parametrize("ended", [False, True])
+@pytest.mark.parametrize("race", ["vote", "quorum", "first"])
+def test_joins_written_before_the_program_waits_do_not_depend_on_when_the_race_was_decided(race, ended):
+    """What the race needs is there before it is written, or not: it ends no branch before the program rests."""
+
+    def body(s: State):
+        branches = s.fork(3)
+        branches += gen("v")
+        if ended:
+            for branch in branches:
+                branch["v"]
+        branches += gen("w")
+        won = getattr(branches, race)("v", *([2] if race == "quorum" else []))
+        time.sleep(0.05)
+        rest = branches.join("w")
+        return won.value, rest.value
+
+    script = {"v": ["a", "a", "a"], "w": ["1", "2", "three is longer than the others by far"]}
+    won, rest = run(body, script)
+    assert rest == script["w"]
+    assert won == (["a"] if race == "first" else "a")
+
+
+def test_losers_end_when_the_program_waits_or_returns():
+    def body(s: State, reads: bool):
+        branches = s.fork(2)
+        branches[0] += gen("v")
+        branches[0]["v"]
+        branches[1] += gen("v")
+        won = branches.first("v")
+        return won.value if reads else 1
+
+    for reads in (True, False):
+        result = program(body).run(reads, options=RunOptions(backend=mock({"v": ["a", "b" * 500]})))
+        assert any(isinstance(error, CancelledError) for error in result.errors.values())
+
+
+@pytest.mark.parametrize("mode", ["vote", "quorum"])
+def test_values_too_deep_to_be_compared_are_named(mode):
+    @tool
+    def deep(x: int) -> list:
+        value: object = x
+        for _ in range(3000):
+            value = [value]
+        return value
+
+    def body(s: State):
+        branches = s.fork(2)
+        for branch in branches:
+            branch.call(deep, 1)
+        return getattr(branches, mode)("deep", *([2] if mode == "quorum" else [])).value
+
+    with pytest.raises(JoinError) as caught:
+        run(body, {})
+    assert isinstance(caught.value.__cause__, GraphError)
+    assert "deeply" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, "2", 1.5])
+def test_concurrency_of_a_map_is_a_whole_number(wrong):
+    def body(s: State):
+        return s.fork(2).map(lambda branch: branch.index, concurrency=wrong)
+
+    with pytest.raises(ForkError, match="concurrency="):
+        run(body, {})

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ...errors import BranchError, SpecError
+from ...errors import BranchError, DslError, SpecError
 from ...ir.evaluation import evaluate
 from ...ir.execution import MISSING, Outcome
 from ...ir.nodes import Fork, Join, references_in, taking_part
@@ -122,8 +122,11 @@ class Race:
         expression = self.join.values[branch]
         if expression is None:
             return Ended(branch, MISSING)
-        value = evaluate(expression, self.machine.lookup(self.entry))
-        return Ended(branch, value, ballot=ballot_of(self.join, value))
+        try:
+            value = evaluate(expression, self.machine.lookup(self.entry))
+            return Ended(branch, value, ballot=ballot_of(self.join, value))
+        except DslError as error:  # this branch's failure, not the join's
+            return Ended(branch, error=error)
 
     def _decide(self) -> None:
         if self.key is not None and not self.count.running:
@@ -162,7 +165,8 @@ class Race:
 
     def _end(self, verdict: Verdict) -> None:
         self.fork.races.remove(self)
-        self._end_losers()
+        if self.join.cancel_rest:
+            self.machine.when_body_rests(self._end_losers)
         if verdict.error is not None:
             self.machine.fail(self.entry, verdict.error)
             return
@@ -171,8 +175,9 @@ class Race:
         self.machine.finish(self.entry, outcome)
 
     def _end_losers(self) -> None:
-        if not self.join.cancel_rest:
-            return
+        """End what nobody wants any more. Only once the program rests: until then it may write another join of this fork, whose
+        value must not depend on how soon this one was decided.
+        """
         wanted = {branch for race in self.fork.races for branch in race.awaits()}
         running = set(self.taking_part) - {branch.branch for branch in self.count.ended} - wanted
         if not running:

@@ -22,6 +22,7 @@ from typing import Any
 from ...errors import CancelledError, JoinError
 from ...ir.execution import MISSING
 from ...ir.nodes import Join, taking_part
+from ...ir.operations import too_deep
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +213,12 @@ def results_of(join: Join, size: int, ended: Sequence[Ended]) -> list[Any]:
 
 def ballot_of(join: Join, value: Any) -> str:
     """What equal values have in common in a join that compares them. Values are JSON, so equal means equal JSON."""
-    return json.dumps(value, sort_keys=True, default=repr) if join.mode in ("quorum", "vote") else ""
+    if join.mode not in ("quorum", "vote"):
+        return ""
+    try:
+        return json.dumps(value, sort_keys=True, default=repr)
+    except RecursionError:
+        raise too_deep() from None
 
 
 def _failed(join: Join, size: int, ended: Sequence[Ended], why: str, *, cause: BaseException | None = None) -> Verdict:

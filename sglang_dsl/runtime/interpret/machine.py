@@ -94,6 +94,10 @@ class Machine:
         self.pure_calls: dict[tuple[str, Hashable], Entry] = {}  # (tool, what its arguments are)
         self.user_code = UserCode()
         self.on_idle: Callable[[], None] = _nothing
+        self.body_goes_on = (
+            False  # it may append more, for all that is known: it has asked for nothing since it last did
+        )
+        self._at_rest: list[Callable[[], None]] = []
         self.in_flight = 0  # requests that have not ended: those of fallen entries, too
         self._patience: Alarm | None = None
         self._overdue = False
@@ -115,6 +119,20 @@ class Machine:
                 self._end_if_idle()
         finally:
             self._outbox.flush()
+
+    def when_body_rests(self, action: Callable[[], None]) -> None:
+        """Do it once the program waits for something, or has ended; now, if it does."""
+        if self.body_goes_on:
+            self._at_rest.append(action)
+        else:
+            action()
+
+    def body_rests(self) -> None:
+        """The program asks for a value, or has ended."""
+        self.body_goes_on = False
+        waiting, self._at_rest = self._at_rest, []
+        for action in waiting:
+            action()
 
     # Taking nodes in
 

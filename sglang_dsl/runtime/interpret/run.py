@@ -59,6 +59,7 @@ class InterpretedRun:
         with self._machine.turn():
             if self._closed is not None:
                 raise self._closed
+            self._machine.body_goes_on = True
             taken = self._machine.take(nodes, self._machine.root)
             self._machine.settle()
             failure = _failed_at_once(taken)
@@ -85,6 +86,7 @@ class InterpretedRun:
             entry = self._machine.entries.get(node_id)
             if entry is None:
                 raise GraphError(f"node {node_id!r} was not appended to this run")
+            self._machine.body_rests()
             return self._machine.future(entry)
 
     def cancel(self, node_ids: Sequence[str] | None = None, reason: str = "") -> None:
@@ -125,6 +127,7 @@ class InterpretedRun:
     def _close(self, error: DslError) -> None:
         if self._closed is None:
             self._closed = error
+            self._machine.body_rests()
             self._machine.seal()
 
     def _finish(self) -> None:
