@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from sglang_dsl import Interrupted, RunOptions, State, gen, program
+from sglang_dsl.testing import mock
 
 
 def on(backend) -> RunOptions:
@@ -118,3 +119,30 @@ def test_batch_interrupted_begins_nothing_more_and_does_not_wait_for_foreign_cod
     assert caught.value.results[0].value == "quick1"
     assert caught.value.results[2:] == [None] * 50
     assert set(began) <= {"quick", "busy"}
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+def test_ctrl_c_while_calls_are_handed_over_is_not_swallowed_and_nobody_waits_for_them(branches):
+    pressed = threading.Event()
+
+    def slow(call):  # scripts are asked on the thread that submits
+        if not pressed.is_set():
+            pressed.set()
+            signal.raise_signal(signal.SIGINT)
+        return "x"
+
+    @program
+    def p(s: State):
+        each = s.fork(branches)
+        each += gen("a")
+        return list(each.join("a"))
+
+    with mock(slow) as backend:
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            p.run(options=on(backend))
+        assert time.monotonic() - began < 2
+        assert p.run(options=on(backend)).value == ["x"] * branches
+        snapshot = backend.engine.snapshot()
+        assert (snapshot.live, snapshot.leaks) == (0, 0)
+        backend.engine.check()

@@ -81,6 +81,8 @@ class Flight:
     def done(self, result: Result | Exception) -> None:
         """See `Sink`."""
         with self._machine.turn():
+            if self._over:  # an interrupted submission had queued it all the same
+                return
             self._over = True
             self._machine.in_flight -= 1
             if isinstance(result, Exception):

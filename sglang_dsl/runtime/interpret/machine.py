@@ -452,6 +452,11 @@ class Machine:
         except EngineClosedError as error:
             for _, sink in requests:
                 sink.done(error)
+        except BaseException as error:  # Ctrl-C, or a target's own fault: nobody may wait for what was not queued
+            target.cancel([request.request_id for request, _ in requests], "its submission was interrupted")
+            for _, sink in requests:
+                sink.done(RunError(f"the call could not be submitted: {type(error).__name__}"))
+            raise
 
 
 def _turns_after(turns: Turns, node: Node) -> Turns:

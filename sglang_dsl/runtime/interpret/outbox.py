@@ -26,17 +26,27 @@ class Outbox:
         self._acts.append(act)
 
     def flush(self) -> None:
-        """Do what is queued, unless another thread (or a caller up the stack) is doing so already."""
+        """Do what is queued, unless another thread (or a caller up the stack) is doing so already.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C came meanwhile. It is raised once all acts are done: those behind must not be lost.
+        """
+        interrupted: KeyboardInterrupt | None = None
         while self._acts and self._draining.acquire(blocking=False):
             try:
                 while self._acts:
-                    self._do(self._acts.popleft())
+                    interrupted = self._do(self._acts.popleft()) or interrupted
             finally:
                 self._draining.release()
+        if interrupted is not None:
+            raise interrupted
 
     @staticmethod
-    def _do(act: Callable[[], None]) -> None:
+    def _do(act: Callable[[], None]) -> KeyboardInterrupt | None:
         try:
             act()
-        except BaseException:  # noqa: BLE001 - a listener's or callback's own fault, be it SystemExit; the run goes on
+        except BaseException as error:  # noqa: BLE001 - a listener's or callback's own fault, be it SystemExit; the run goes on
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                return error
             _log.exception("a callback of a run raised")
+        return None
