@@ -17,6 +17,7 @@ from .bindings import Bindings
 from .drafting import Cursor, Line
 from .state import State
 from .traceable import Traceable
+from .tracing.beyond import Guesses, went_on
 from .tracing.decisions import Chooser, Decision, Stop
 from .tracing.driving import driven, outside_of_loops
 from .tracing.explore import explored
@@ -87,7 +88,15 @@ class _Tracer:
 
             def walk(script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Path:
                 restore()
-                return self._walk(script, choose, before)
+                path = self._walk(script, choose, before)
+                if not path.guessable:
+                    return path
+
+                def again(guesses: Guesses) -> Path:
+                    restore()
+                    return self._walk(script, choose, before, guesses)
+
+                return went_on(path, again, script, self._symbols.inputs)
 
             try:
                 items = explored(walk, loosen)
@@ -97,8 +106,10 @@ class _Tracer:
         kept = [n for n in nodes if not (isinstance(n, Return) and n.value == Constant(None))]
         return Traced(Graph(renamed(kept), name=self._program.name).freeze(), self._unsaid)
 
-    def _walk(self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Path:
-        path = Path(self._trace, script, choose, before, asynchronous=self._program.asynchronous)
+    def _walk(
+        self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node], guesses: Guesses | None = None
+    ) -> Path:
+        path = Path(self._trace, script, choose, before, asynchronous=self._program.asynchronous, guesses=guesses)
         self._trace.path = path
         for node in self._symbols.inputs:
             path.graph.append(node)
@@ -137,6 +148,7 @@ class _Tracer:
         path.append([Return(id="return", context=line.tip, branch=line.branch, origin=origin, value=expression)])
 
     def _note_failure(self, path: Path, error: Exception) -> None:
+        path.followed = False
         what = error.what if isinstance(error, DslError) else f"{type(error).__name__}: {error}"
         try:
             path.stop(f"the body raised, or met what has no value yet: {what}", origin=_raised_at(error, self._program))

@@ -281,7 +281,7 @@ def _question(name: str, what: str) -> Any:
     """A special method of an Unknown: all of them are questions."""
 
     def method(self: Unknown, *args: Any) -> Any:
-        return self._follower.ask(self, what, lambda value: getattr(value, name)(*args), args)
+        return self._follower.ask(self, what, lambda value, *given: getattr(value, name)(*given), args)
 
     method.__name__ = name
     return method

@@ -150,7 +150,7 @@ def test_explain_says_where_it_stopped_and_counts_at_least() -> None:
     assert "'part'" in line
     shown = str(found)
     assert "incomplete: stopped at" in shown
-    assert "calls:         >= 2" in shown
+    assert "calls:         >= 5" in shown
     assert "prompt tokens: >= " in shown
 
 

@@ -3,6 +3,7 @@
     tags      how a value that does not exist yet reads as text, and how it is found again
     shapes    what is known of such a value before it exists
     path      one run of the body: a Recorder that keeps nodes, decisions and breaks
+    beyond    what a body does beyond a Break, whatever the answer there is
     guard     what a traced body may not do: write files, open sockets, ask the user
     explore   which paths are walked: all of them, or every arm once
     items     nodes loosened from their context, and linked again

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NoReturn
 
@@ -12,11 +12,15 @@ from ...ir.graph import Graph
 from ...ir.nodes import Input, Reference, Switch
 from ..sites import Sites
 from ..values import Abstract, Domain, Unknown, exact, is_abstract
+from .beyond import made_up_texts, made_up_values, possible_answers
 from .decisions import Group
 from .origins import user_origin
 from .shapes import Finite, Maybe, Opaque, Shape, Text
 from .tags import Tags, without_tags
 from .walk import Walk
+
+# What is looked up by a hash is looked up by what the value is not: no made-up answer shows what a run may do.
+_BLIND = ("hash()", "pickling", "sys.getsizeof()")
 
 
 class Trace:
@@ -123,10 +127,29 @@ class Trace:
         if isinstance(value, Abstract):
             if value.domain is not None:
                 return self._one_of(value.on, value.domain, lambda v: question(v, *given))
-            if value.reference is None:
+            on = value.on if value.reference is not None else self._unknown_in(value)
+            if on is None:
                 return question(self._settled(value, what), *given)
-            self._refuse(what, value.on)
-        return self._refuse(what, value._reference)
+            return self._guess(what, on, exact(value), question, given, made_up_texts(given))
+        known = value._reference
+        return self._guess(what, known, known, question, given, made_up_values(value, given))
+
+    def _guess(
+        self, what: str, on: Reference, asked: object, question: Callable[..., Any], given: Sequence[Any], values: Sequence[Any]
+    ) -> Any:  # fmt: skip
+        """The run goes on with a made-up answer, if it is one of those; else it ends here."""
+        path = self._path()
+        reason = f"{what} of {named(path.graph, on)}, which does not exist while tracing"
+        blind = self.strict or what.startswith(_BLIND)
+        answers = [] if blind else possible_answers(lambda value: question(value, *given), values)
+        plain = tuple(arg if isinstance(arg, (str, int, float, bool, type(None))) else id(arg) for arg in given)
+        return path.guess(reason, on, answers, (on, asked, what, plain))
+
+    def _unknown_in(self, value: Abstract) -> Reference | None:
+        """The first value in a text that may be anything."""
+        found = self.tags.find(exact(value))
+        parts = (self._known[part] for part in found.parts if isinstance(part, int))
+        return None if found.damage else next((part.on for part in parts if part.domain is None), None)
 
     def _settled(self, value: Any, what: str) -> Any:
         """The one value that this run goes on with. Ends the run where there are too many."""

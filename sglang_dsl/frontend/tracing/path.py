@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,8 +34,10 @@ from ..settings import settled
 from ..sites import Site, Sites
 from ..values import Unknown, exact, is_abstract
 from ..waiting import on_some_stack
+from .beyond import Guesses
 from .control import follow_loop, follow_map, follow_switch
 from .decisions import Chooser, Decision, Group, Stop, way_out
+from .items import Line
 from .origins import user_origin
 from .reading import value_of
 from .shapes import whole
@@ -49,7 +51,8 @@ class Path:
     """A Recorder. Owner: one run of the body; frozen in all but name once the body has ended.
 
     script: decisions to take again, in order. choose: takes the ones after. before: nodes that the script's run had
-    appended when it came to the last of them: the body has to append the same again.
+    appended when it came to the last of them: the body has to append the same again. guesses: answers to what only a model can
+    say, for a run that shows what comes beyond a Break (`beyond.py`): such a run has Breaks in it and goes on.
     """
 
     tracing = True
@@ -60,8 +63,9 @@ class Path:
     sampling: Mapping[str, Any]
 
     def __init__(
-        self, trace: Trace, script: Sequence[Decision], choose: Chooser, before: Sequence[Node], *, asynchronous: bool
-    ) -> None:
+        self, trace: Trace, script: Sequence[Decision], choose: Chooser, before: Sequence[Node], *, asynchronous: bool,
+        guesses: Guesses | None = None,
+    ) -> None:  # fmt: skip
         self.trace = trace
         self.sites = trace.sites
         self.asynchronous = asynchronous
@@ -70,11 +74,16 @@ class Path:
         self.nodes: list[Node] = []
         self.decisions: list[Decision] = []
         self.broken: Break | None = None
+        self.guessable = False  # whether the Break it ended at is a question that can be answered by guesses
+        self.followed = True  # whether what ended it is no consequence of a guess
         self.questioned = False  # whether the body has had an abstract value in its hands
+        self._guesses = guesses
         self._script = script
         self._choose = choose
         self._before = before
         self._diverged = False
+        self._lines: dict[str, Line] = {}  # of the nodes so far, as far as somebody has asked
+        self._broken_lines: dict[Line, Break] = {}  # those that a run with guesses has gone beyond
         self._compared = 0  # nodes that were found to be those of the run before
         self._left: dict[Reference, Group] = {}
         self._functions: dict[str, Callable[..., Any]] = {}
@@ -197,7 +206,13 @@ class Path:
             return 0
         asked = Decision(on, tuple(groups), 0, len(self.nodes), user_origin(), on in self._left)
         number = len(self.decisions)
-        if number < len(self._script):
+        if self._guesses is not None:
+            known = self._guesses.answers
+            taken = known.get((on, asked.groups))
+            if taken is None:
+                taken = known[on, asked.groups] = self._choose(asked)
+            asked = asked.instead(taken)
+        elif number < len(self._script):
             again = self._script[number]
             fresh = slice(self._compared, again.at)
             if not again.same_question(asked) or self.nodes[fresh] != list(self._before[fresh]):
@@ -212,8 +227,10 @@ class Path:
         return asked.taken
 
     def check_replay(self) -> None:
-        """Call it when the body has ended: it has to have come to every decision of the script."""
-        if len(self.decisions) < len(self._script):
+        """Call it when the body has ended: it has to have come to every decision of the script. Those of a run that stopped at a
+        question that can be guessed may come beyond it.
+        """
+        if len(self.decisions) < len(self._script) and not self.guessable and self._guesses is None:
             self.diverge()
 
     def diverge(self) -> None:
@@ -225,7 +242,8 @@ class Path:
         before = list(self._before[: last.at])
         context = before[-1].id if before else None
         self._diverged = True
-        self.broken = Break(id="break", context=context, origin=last.origin, reason=reason, on=last.on)
+        node_id = _free_id("break", before)
+        self.broken = Break(id=node_id, context=context, origin=last.origin, reason=reason, on=last.on)
         self.nodes = [*before, self.broken]
         self.decisions = list(self._script)
 
@@ -252,13 +270,58 @@ class Path:
             self.broken = Break(id="break", reason=reason)
             hint = f"{way_out(reason, self.trace.language)}; or trace without strict=True to see the rest"
             raise TraceError(reason, hint=hint, origin=where)
-        last = self.nodes[-1].id if self.nodes else None
-        earlier = sum(isinstance(node, Break) for node in self.nodes)
-        node_id = f"break#{earlier + 1}" if earlier else "break"
-        self.broken = Break(id=node_id, context=last, origin=where, reason=reason, on=on)
-        self.graph.append(self.broken)
-        self.nodes.append(self.broken)
+        known = self._broken_before(on)
+        self.broken = known or self._break(reason, on, where)
         raise Stop
+
+    def guess(self, reason: str, on: Reference, answers: Sequence[Any], question: object) -> Any:
+        """An answer to what only a model can say: the branch that was asked for ends at a Break, and the run goes on. Ends the run where
+        it is not one that guesses, there is no answer, or all that follows hangs on it.
+
+        question: what is the same where the same is asked again.
+        """
+        self._go_on()
+        if self.trace.strict or self.trace.path is not self or not answers or self._line_of(on) is None:
+            self.stop(reason, on)
+        if self._guesses is None:
+            self.guessable = True
+            self.stop(reason, on)
+        where = user_origin()
+        finite = all(isinstance(answer, bool) for answer in answers)
+        place, line = (where.file, where.line, where.column), ("line", self._line_of(on))
+        taken = self._guesses.taken(question, place, line, len(answers), finite=finite)
+        if taken is None:
+            self.followed = False
+            self.stop(reason, on)
+        if self._broken_before(on) is None:
+            self._broken_lines[self._line_of(on)] = self._break(self.trace.readable(reason), on, where)
+        return answers[taken]
+
+    def _break(self, reason: str, on: Reference | None, where: Origin) -> Break:
+        """A Break at the end of the line whose value was asked for."""
+        line = None if on is None else self._line_of(on)
+        on_line = (node.id for node in reversed(self.nodes) if line is None or self._lines[node.id] == line)
+        context = next(on_line, None)
+        _, bracket, branches = ("" if line is None or context is None else context).partition("[")
+        node_id = _free_id(f"break{bracket}{branches}", self.graph)
+        found = Break(id=node_id, context=context, origin=where, reason=reason, on=on)
+        self.graph.append(found)
+        self.nodes.append(found)
+        return found
+
+    def _broken_before(self, on: Reference | None) -> Break | None:
+        """The Break that the line of a value, or of the last node, has already."""
+        if not self._broken_lines:
+            return None
+        return self._broken_lines.get(self._line_of(on or Reference(self.nodes[-1].id)))
+
+    def _line_of(self, on: Reference) -> Line:
+        """The branch that a value stands on, or that the body is at when it asks for one from outside; None: the program's own line."""
+        for node in self.nodes[len(self._lines) :]:
+            begun = None if node.branch is None or node.context is None else (node.context, node.branch)
+            self._lines[node.id] = begun or self._lines.get(node.context or "")
+        last = self.nodes[-1].id if self.nodes else ""
+        return self._lines.get(on.node_id) or self._lines.get(last)
 
     def _go_on(self) -> None:
         if self.broken is not None:
@@ -334,7 +397,12 @@ class Unfinished(Outcome):
         if name in ("text", "value", "meta", "winners"):
             path, node = object.__getattribute__(self, "_path"), object.__getattribute__(self, "_node")
             return _text_of(path, node) if name == "text" else path.stop(f"the {name} of {node.id!r} was asked for")
+        if name in _DEFAULTS:
+            return _DEFAULTS[name]  # what an outcome is not said to be
         return object.__getattribute__(self, name)
+
+
+_DEFAULTS = {f.name: f.default for f in fields(Outcome)}
 
 
 def _text_of(path: Path, node: Node) -> Any:
@@ -346,6 +414,15 @@ def _text_of(path: Path, node: Node) -> Any:
     if isinstance(node, Select) or (isinstance(node, Gen) and node.decode == "text"):
         return value_of(path, Bound(node.id))
     return path.stop(f"the text of a {node.kind} is known to the model's template, or to the run, only")
+
+
+def _free_id(label: str, taken: Iterable[Node]) -> str:
+    """The label, numbered if a node has it already."""
+    ids, number, free = {node.id for node in taken}, 1, label
+    while free in ids:
+        number += 1
+        free = f"{label}#{number}"
+    return free
 
 
 _MENTIONS = frozenset({"pieces", "choices", "values", "arguments", "value", "items", "result", "on", "origin", "id"})

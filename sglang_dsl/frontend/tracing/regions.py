@@ -78,7 +78,10 @@ class Meeting:
         if decision.narrowed and None not in self._values:
             self._values[-1] = None  # the last arm takes the values that cannot come, too
         self._paths = [items for _, items in ways]
-        broken = [any(isinstance(item.node, Break) for item in p) for p in self._paths]
+        ended = [_returns(path) for path in self._paths]
+        broken = [any(isinstance(i.node, Break) for i in p) and not ended[k] for k, p in enumerate(self._paths)]
+        if not any(ended):  # all go on behind what meets here, also beyond their Breaks
+            broken = [False for _ in ways]
         self._live = [k for k in range(len(ways)) if not broken[k]] if not all(broken) else list(range(len(ways)))
         self._out: list[Item | _Draft] = []
         self._homes: list[dict[str, _Draft]] = [{} for _ in ways]  # per way: in which Region a node's value is
@@ -239,6 +242,15 @@ def _region_ids(items: Sequence[Item]) -> Iterator[str]:
             yield item.node.id
             for way in item.node.ways:
                 yield from _region_ids(way.items)
+
+
+def _returns(items: Sequence[Item]) -> bool:
+    """Whether a way comes to the end of the body, and does not end at a Break."""
+    return any(
+        isinstance(item.node, Return)
+        or (isinstance(item.node, Region) and any(_returns(w.items) for w in item.node.ways))
+        for item in items
+    )
 
 
 def _base(line: Line, forks: set[str], parts: dict[int, list[Item]]) -> Line:

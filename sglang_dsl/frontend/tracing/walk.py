@@ -54,5 +54,8 @@ class Walk(Recorder, Protocol):
     def check_replay(self) -> None:
         """Stop if this run said something else than the one whose decisions it repeats."""
 
+    def guess(self, reason: str, on: Reference, answers: Sequence[Any], question: object) -> Any:
+        """One of the answers, in a run that goes on beyond its Breaks; else it ends here."""
+
     def stop(self, reason: str, on: Reference | None = None, origin: Origin | None = None) -> NoReturn:
         """End with a Break."""
