@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any, Literal
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, SpecError
 from ..ir.outcome import Accepted
+from ..ir.specs import shown
 from .outputs import Output
 
 Check = tuple[str, Callable[[Any], Any]]
+
+
+def check_takes_value(what: str, function: Any, hint: str) -> None:
+    """Raise SpecError for what cannot be called with one value, or would not run then, before anything is paid for it."""
+    if not callable(function):
+        raise SpecError(f"{what}={shown(function)} cannot be called", hint=hint)
+    if hasattr(type(function), "run_batch"):
+        raise SpecError(
+            f"{what}={shown(function)} is a program", hint=f"{what}=lambda value: {function.name}.run(value)"
+        )
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    if not (inspect.isroutine(inner) or isinstance(inner, type)):
+        inner = type(inner).__call__
+    if inspect.isgeneratorfunction(inner) or inspect.isasyncgenfunction(inner):
+        raise SpecError(f"{what}={shown(function)} is a generator: nothing of it would run", hint=hint)
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # not every builtin says what it takes
+        return
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise SpecError(f"{what}={shown(function)} cannot be called with one value: {error}", hint=hint) from None
 
 
 def check_of(output: Output, validate: Callable[[Any], Any] | None) -> Check | None:

@@ -10,6 +10,7 @@ from ..errors import BranchError, RoleError, SpecError, UnknownNameError
 from ..ir.nodes import Join
 from ..ir.specs import JoinMode
 from .bindings import Bound, Gathered
+from .checks import check_takes_value
 from .drafting import Cursor, Statement
 from .expressions import Handle
 from .sites import Site
@@ -38,6 +39,11 @@ class JoinRequest:
             raise SpecError(f"mode {self.mode!r} of {size} branches with k={self.k!r}", hint=hint, origin=site.origin)
         if not needs_k and self.k is not None:
             raise SpecError(f"mode {self.mode!r} takes no k", hint="use mode='first' or 'quorum'", origin=site.origin)
+        if self.key is not None:
+            try:
+                check_takes_value("key", self.key, "branches.best(x, key=function of the value)")
+            except SpecError as error:
+                raise error.at(site.origin) from None
         if (self.mode == "best") != (self.key is not None):
             what = "mode 'best' needs a key" if self.mode == "best" else f"mode {self.mode!r} takes no key"
             raise SpecError(what, hint="branches.best(x, key=function)", origin=site.origin)

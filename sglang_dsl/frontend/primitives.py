@@ -28,7 +28,7 @@ from ..ir.specs import (
     utf8_text,
     whole,
 )
-from .checks import Partly, check_of
+from .checks import Partly, check_of, check_takes_value
 from .expressions import Expression, Generation, Mention, Picture, RawText, Selection
 from .outputs import TEXT, Output, one_of, output_of
 from .sites import caller_origin
@@ -167,11 +167,8 @@ def gen(
             fields.update(_rare(retries, partial_ok, reasoning, timeout_s, heal))
         if n is not None:
             _whole("n", n)
-        if validate is not None and not callable(validate):
-            raise SpecError(
-                f"validate={shown(validate)} cannot be called",
-                hint="a function of the value that returns False, or raises ValueError, where it refuses",
-            )
+        if validate is not None:
+            check_takes_value("validate", validate, _VALIDATE_HINT)
     except DslError as error:
         raise error.at(caller_origin()) from error.__cause__
     except TypeError as error:  # a list where a number belongs, a number where a list belongs
@@ -363,6 +360,9 @@ def listed_choices(choices: Any, example: str, empty: str = "the list of choices
 def _in_order(choice: Any) -> str:
     """Sets have no order that two processes agree on, and the order decides between equal choices."""
     return str(choice.value if isinstance(choice, Enum) else choice)
+
+
+_VALIDATE_HINT = "a function of the value that returns False, or raises ValueError, where it refuses"
 
 
 def _regex(pattern: str) -> str:

@@ -296,7 +296,11 @@ def _check(function: Callable[..., Any]) -> None:
         raise SpecError(f"{what} is not a function", hint="put @tool on a def that calls it")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise SpecError(f"tool {function.__name__} is a generator", hint="return a list of what it yields")
-    for parameter in inspect.signature(function).parameters.values():
+    try:
+        signature = inspect.signature(function)
+    except ValueError as error:
+        raise SpecError(f"tool {function.__name__} has no signature: {error}", hint="wrap it in a def") from error
+    for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
             raise SpecError(
                 f"tool {function.__name__} takes {parameter}, but a tool's arguments go by name",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -132,11 +133,15 @@ def _body(record: RunRecord) -> Iterator[dict[str, Any]]:
         yield {"id": node_id, "error": encode_error(error)}
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")  # a tool may give one alone, and no file holds it but as an escape
+
+
 def _line(data: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+        text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
     except (TypeError, ValueError) as error:
         raise FormatError(f"the run holds a value that is not JSON: {error}") from error
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _hash(text: str) -> str:

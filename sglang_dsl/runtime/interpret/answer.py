@@ -15,6 +15,7 @@ from ...ir.outcome import Accepted
 from ...ir.specs import ConstraintSpec, shown
 from ..constrain.compile import compile_constraint
 from ..constrain.schema_validator import validator_of_text
+from .user_code import printable
 
 SHOWN_CHARACTERS = 80  # of an output, in an error: enough to recognise it, too little to flood a log
 QUICK_CHARACTERS = 4096  # of an output that is checked where it arrives: a millisecond at most
@@ -125,7 +126,7 @@ def _refusing(gen: Gen, text: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        _refuse(gen, text, str(error) or type(error).__name__)
+        _refuse(gen, text, printable(str(error)) or type(error).__name__)
     except InvalidValueError as error:
         raise RunError(
             f"the validator of {gen.name or gen.id!r} raised InvalidValueError: {error.what}", origin=gen.origin

@@ -17,6 +17,7 @@ from .machine import Machine
 from .model import Model
 from .regions import last_of, said_up_to
 from .target import Target
+from .user_calls import waits_for_itself
 from .user_code import give_way
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class InterpretedRun:
         self._machine.user_code.await_on(loop)
 
     def value(self, node_id: str) -> Future[Outcome]:
-        """See `Run`. Nodes of sub-graphs are there once their region has begun.
+        """See `Run`. Nodes of sub-graphs are there once their region has begun. What would wait for itself has failed.
 
         Raises:
             GraphError: no such node was appended.
@@ -86,6 +87,11 @@ class InterpretedRun:
             entry = self._machine.entries.get(node_id)
             if entry is None:
                 raise GraphError(f"node {node_id!r} was not appended to this run")
+            error = waits_for_itself(self._machine, entry)
+            if error is not None:
+                never: Future[Outcome] = Future()
+                never.set_exception(error)
+                return never
             self._machine.body_rests()
             return self._machine.future(entry)
 

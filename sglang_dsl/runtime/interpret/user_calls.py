@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from typing import Any, TypeAlias
 
-from ...errors import DeadlineError, DslError
+from ...errors import DeadlineError, DslError, RunError
 from .entry import Entry
 from .machine import Machine
 from .user_code import Alarm, Answer, Call
 
 Answered: TypeAlias = Callable[[Sequence[Answer]], None]
+_calling: ContextVar[Entry | None] = ContextVar("_calling", default=None)  # whose code runs in this context
 
 
 def keep_context(entry: Entry) -> None:
@@ -123,4 +124,28 @@ class UserCalls:
 
 def _context_of(entry: Entry) -> Context:
     """A copy of its own for each call: a context can be entered once at a time, and what a call sets is nobody else's."""
-    return copy_context() if entry.variables is None else entry.variables.copy()
+    context = copy_context() if entry.variables is None else entry.variables.copy()
+    context.run(_calling.set, entry)
+    return context
+
+
+def waits_for_itself(machine: Machine, wanted: Entry) -> DslError | None:
+    """The error for code of a run that wants a value which cannot be there before this very code has ended; None elsewhere."""
+    caller = _calling.get()
+    if caller is None or caller.ended or wanted.ended or machine.entries.get(caller.id) is not caller:
+        return None
+    seen, work = {caller.id}, [caller]
+    while work:
+        entry = work.pop()
+        if entry is wanted:
+            which = "which itself waits for that code" if wanted is caller else f"which waits for {caller.id!r}"
+            return RunError(
+                f"the code that {caller.id!r} calls waits for {wanted.id!r}, {which}",
+                hint="hand the code what it needs as an argument",
+                origin=caller.node.origin,
+            )
+        for follower in (*entry.on_place, *entry.on_done):
+            if follower.id not in seen:
+                seen.add(follower.id)
+                work.append(follower)
+    return None

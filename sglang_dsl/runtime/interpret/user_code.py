@@ -57,11 +57,17 @@ class Answer(NamedTuple):
                 said = f"{type(inner).__name__}, {tools} tools further in: {inner}"
             else:
                 said = f"{type(error).__name__}: {error}"
+            said = printable(said)
         except BaseException:  # noqa: BLE001 - the error's own `__str__` is user code, too
             said = type(error).__name__
         if len(said) > SAID_CHARACTERS:
             said = f"{said[: SAID_CHARACTERS // 2]} ... {said[-SAID_CHARACTERS // 2 :]}"
         return cls(error=error, said=said)
+
+
+def printable(text: str) -> str:
+    """A text of user code as any file and terminal can hold it: without lone surrogates."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 class Call:
@@ -201,8 +207,14 @@ class UserCode:
                 return
             task = loop.create_task(_finish(call, answer), context=call.context)
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(over)
             call.task = (loop, task)
+
+        def over(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if task.cancelled():  # before its first step: other user code has cancelled all there is on the loop
+                _close(answer)
+                call.ends(Answer.failed(asyncio.CancelledError("cancelled before it began")))
 
         try:
             loop.call_soon_threadsafe(begin, context=call.context)
