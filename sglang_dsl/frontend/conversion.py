@@ -108,7 +108,6 @@ class Conversion:
     def _written(self, adapter: TypeAdapter[Any], value: Any, *, by_alias: bool) -> tuple[Json, str]:
         """(JSON, what differs when it is read, or "")."""
         from pydantic import ValidationError
-        from pydantic_core import PydanticSerializationError
 
         try:
             data: Json = adapter.dump_python(value, mode="json", by_alias=by_alias, warnings=False)
@@ -116,8 +115,8 @@ class Conversion:
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             return None, f"{_at('.'.join(map(str, first['loc'])))}: {first['msg']}"
-        except (PydanticSerializationError, ValueError, TypeError) as error:
-            return None, str(error).splitlines()[0]
+        except Exception as error:  # noqa: BLE001 - also what the object's own code raises
+            return None, (str(error) or type(error).__name__).splitlines()[0]
         where = difference(value, back)
         return data, "" if where is None else f"{_at(where)} is another value afterwards"
 

@@ -52,9 +52,7 @@ def on_some_stack(thunk: Callable[[], T]) -> T:
     """Call it: here, or on a stack of its own where this one is long already, so that programs may call each other deeper than
     Python counts frames. What it raises and what it sets in context variables is as if it had been called here.
     """
-    try:
-        sys._getframe(LONG_STACK)
-    except ValueError:
+    if not _stack_is_long():
         return thunk()
     ended: list[tuple[Any, BaseException | None]] = []
     contexts: list[Context] = []
@@ -79,6 +77,14 @@ def on_some_stack(thunk: Callable[[], T]) -> T:
         raise error
     found: T = value
     return found
+
+
+def _stack_is_long() -> bool:
+    try:
+        sys._getframe(LONG_STACK)
+    except ValueError:
+        return False
+    return True
 
 
 def _hub_here() -> Hub | None:

@@ -33,7 +33,7 @@ def text_of(value: Any) -> str:
         return value
     try:
         return json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else str.__str__(value)
-    except TypeError:  # objects in it
+    except (TypeError, ValueError):  # objects in it; or it holds itself
         data = jsonable(value)
         return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
     except RecursionError:

@@ -161,7 +161,11 @@ def jsonable(value: Any) -> Json:
 
     try:
         data: Json = to_jsonable_python(value, fallback=_without_json)
-    except (RecursionError, ValueError) as error:  # pydantic takes what is nested too deeply for a circle
+    except GraphError:
+        raise
+    except (
+        Exception
+    ) as error:  # also what an object's own code raises; and what is nested too deeply is taken for a circle
         if is_too_deep(value):
             raise too_deep() from None
         raise GraphError(f"a {type(value).__name__} cannot be written as JSON: {error}") from error

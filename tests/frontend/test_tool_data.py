@@ -13,11 +13,11 @@ from enum import Enum, StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
 import pytest
-from pydantic import BaseModel, Field, PrivateAttr, field_validator
+from pydantic import BaseModel, Field, PrivateAttr, computed_field, field_validator
 from typing_extensions import TypedDict
 
 from sglang_dsl import RunOptions, State, gen, program, select, tool
-from sglang_dsl.errors import FormatError, ProgramError, SpecError
+from sglang_dsl.errors import DslError, FormatError, ProgramError, SpecError
 from sglang_dsl.ir.json_format import dumps
 from sglang_dsl.ir.record import dump_record, parse_record
 from sglang_dsl.runtime.backends.replay.recorded import RecordedExecutor
@@ -492,3 +492,53 @@ def test_option_of_a_wrong_kind_is_refused_by_name_at_its_line(options) -> None:
     (name,) = options
     assert name in str(caught.value) or "type" in str(caught.value)
     assert caught.value.origin.file == __file__
+
+
+@dataclass
+class Unfinished:
+    done: int
+    missing: int = field(init=False)
+
+
+class Raises(BaseModel):
+    n: int
+
+    @computed_field
+    @property
+    def odd(self) -> int:
+        raise RuntimeError("no such thing")
+
+
+def _holds_itself() -> list[Any]:
+    items: list[Any] = [1]
+    items.append(items)
+    return items
+
+
+@pytest.mark.parametrize("value", [Unfinished(1), Raises(n=1), _holds_itself()], ids=lambda value: type(value).__name__)
+def test_object_that_cannot_be_written_stays_an_object_and_is_refused_by_name_where_it_is_written(value: Any) -> None:
+    @tool
+    def give() -> Any:
+        return value
+
+    @program
+    def reads(s: State):
+        return s.call(give).value is value
+
+    @program
+    def mentions(s: State):
+        s += s.call(give)
+
+    @program
+    def quotes(s: State):
+        s += s.json(value)
+
+    with mock({}) as backend:
+        result = reads.run(options=RunOptions(backend=backend))
+        assert result.value is True
+        with pytest.raises(DslError):
+            dump_record(result.record)
+        for body in (mentions, quotes):
+            with pytest.raises(DslError) as caught:
+                body.run(options=RunOptions(backend=backend))
+            assert "unexpectedly" not in str(caught.value)
