@@ -30,7 +30,7 @@ class Bound:
 
     context: of the statement, for `convert`, which may be a user's own code (a pydantic validator, an Enum's `_missing_`).
     earlier, earlier_of_handle: what its name and its handle stood for before; set once, when it is bound.
-    checked: the run itself converts the value, to know whether it is accepted; judged: where its outcome will be, then.
+    checked: the run itself converts the value, to know whether it is accepted; judged: gives where its outcome will be, then.
     """
 
     __slots__ = (
@@ -42,7 +42,7 @@ class Bound:
     ) -> None:
         self.node_id = node_id
         self.checked = checked
-        self.judged: Future[Outcome] | None = None
+        self.judged: Callable[[], Future[Outcome] | None] | None = None
         self.convert = convert
         self.context = None if convert is None else copy_context()
         self.source = source
@@ -88,7 +88,7 @@ class Bound:
 
     def has_made(self, value: Any) -> bool:
         """Whether this very value was converted already, by the run or by a reader."""
-        judged = self.judged
+        judged = None if self.judged is None else self.judged()
         if judged is not None and judged.done():
             if not judged.cancelled() and judged.exception() is None and (accepted := judged.result().accepted):
                 self._keep(judged.result().value, accepted.made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError, SpecError, TraceError
@@ -379,7 +380,7 @@ class Statement:
             line.handles.bind(handle, bound)
             for call in bound.calls_of_statement:
                 if call.checked:
-                    call.judged = self._recorder.future(call.node_id)
+                    call.judged = partial(self._recorder.future, call.node_id)
             if line.gathered:
                 line.gathered.pop(handle, None)
             if handle.name is not None:

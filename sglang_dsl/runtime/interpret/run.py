@@ -17,7 +17,7 @@ from .machine import Machine
 from .model import Model
 from .regions import last_of, said_up_to
 from .target import Target
-from .user_calls import waits_for_itself
+from .user_calls import caller_of, waits_for_itself
 from .user_code import give_way
 
 if TYPE_CHECKING:
@@ -92,7 +92,8 @@ class InterpretedRun:
                 never: Future[Outcome] = Future()
                 never.set_exception(error)
                 return never
-            self._machine.body_rests()
+            if caller_of(self._machine) is None:
+                self._machine.body_rests()
             return self._machine.future(entry)
 
     def cancel(self, node_ids: Sequence[str] | None = None, reason: str = "") -> None:

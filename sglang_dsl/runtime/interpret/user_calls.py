@@ -129,10 +129,16 @@ def _context_of(entry: Entry) -> Context:
     return context
 
 
+def caller_of(machine: Machine) -> Entry | None:
+    """Whose user code this is, where it is some of this run: not its program's own body."""
+    caller = _calling.get()
+    return caller if caller is not None and machine.entries.get(caller.id) is caller else None
+
+
 def waits_for_itself(machine: Machine, wanted: Entry) -> DslError | None:
     """The error for code of a run that wants a value which cannot be there before this very code has ended; None elsewhere."""
-    caller = _calling.get()
-    if caller is None or caller.ended or wanted.ended or machine.entries.get(caller.id) is not caller:
+    caller = caller_of(machine)
+    if caller is None or caller.ended or wanted.ended:
         return None
     seen, work = {caller.id}, [caller]
     while work:
