@@ -171,7 +171,7 @@ def gen(
             check_takes_value("validate", validate, _VALIDATE_HINT)
     except DslError as error:
         raise error.at(caller_origin()) from error.__cause__
-    except TypeError as error:  # a list where a number belongs, a number where a list belongs
+    except (TypeError, ValueError) as error:  # a list where a number belongs, a number or a text where a list belongs
         raise SpecError(
             f"an option has a value of the wrong kind: {error}", hint="see help(gen)", origin=caller_origin()
         ) from error

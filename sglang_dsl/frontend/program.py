@@ -12,10 +12,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 from uuid import uuid4
 
-from ..errors import DecorationError, Origin, ProgramError
+from ..errors import DecorationError, Origin, ProgramError, SpecError
 from ..ir.execution import BatchItem, RunSpec, check_models_allowed, resolve
 from ..ir.graph import Graph
-from ..ir.specs import RunOptions
+from ..ir.specs import RunOptions, shown
 from .batch import BATCH_CONCURRENCY, arun_all, run_all
 from .result import Interrupted, Result
 from .running import Running
@@ -248,7 +248,7 @@ class Program(Generic[P, R]):
     ) -> Iterator[tuple[int, Result[R]]]:
         """Like `run_batch`, giving (index, Result) as the runs finish."""
         check_models_allowed(f"ran the program {self.name!r}")
-        calls = [_call_of(item) for item in items]
+        calls = _calls_of(items)
         return run_all(
             [partial(self._open, *call, settled(options), place) for call, place in _placed(calls)],
             concurrency=concurrency,
@@ -261,7 +261,7 @@ class Program(Generic[P, R]):
         self, items: Iterable[Any], *, options: RunOptions | None = None, concurrency: int = BATCH_CONCURRENCY
     ) -> list[Result[R]]:
         """Like `run_batch`, awaited; an `async def` program needs no threads."""
-        calls = [_call_of(item) for item in items]
+        calls = _calls_of(items)
         opened = [partial(self._aexecute, *call, settled(options), place) for call, place in _placed(calls)]
         return await arun_all(opened, concurrency)
 
@@ -406,6 +406,12 @@ def _on_a_thread(work: Callable[[], R]) -> R:
     thread.start()
     thread.join()
     return found[0]
+
+
+def _calls_of(items: Iterable[Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    if not isinstance(items, Iterable):
+        raise SpecError(f"a batch of {shown(items)} is no list of arguments", hint="program.run_batch([{'x': 1}, ...])")
+    return [_call_of(item) for item in items]
 
 
 def _call_of(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

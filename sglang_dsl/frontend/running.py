@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from ..errors import DeadlineError
+from ..errors import DeadlineError, SpecError
+from ..ir.specs import shown
 from .following import Following
 from .result import Result
 from .session import Session
@@ -73,7 +74,14 @@ class Running(Generic[R]):
         Raises:
             DeadlineError: no end within `timeout_s`; else the run's own error.
         """
-        if not self._ended.wait(timeout_s) or self._result is None:
+        if timeout_s is not None and (
+            isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or timeout_s != timeout_s
+        ):
+            raise SpecError(
+                f"timeout_s={shown(timeout_s)} is not a number of seconds", hint="running.result(timeout_s=30)"
+            )
+        limit_s = None if timeout_s is None or timeout_s > threading.TIMEOUT_MAX else timeout_s
+        if not self._ended.wait(limit_s) or self._result is None:
             raise DeadlineError(f"the run had not ended after {timeout_s} s", hint="wait longer, or cancel() it")
         if raising and self._result.error is not None:
             raise self._result.error

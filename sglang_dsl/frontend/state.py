@@ -11,7 +11,7 @@ whose `read` returns abstract values, whose `pieces` finds them in strings, and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Sized
 from difflib import get_close_matches
 from types import CodeType
 from typing import Any, NoReturn, TypeVar, overload
@@ -188,7 +188,10 @@ class State:
         return {n.id: recorder.outcome(n.id) for n in recorder.graph if recorder.is_finished(n.id)}
 
     def _find(self, key: Handle[Any] | str) -> Bound:
-        bound = self._cursor.names.get(key) if isinstance(key, str) else self._cursor.line.handles.get(key)
+        if isinstance(key, str):
+            bound = self._cursor.names.get(key)
+        else:
+            bound = self._cursor.line.handles.get(key) if isinstance(key, Handle) else None
         if bound is None:
             raise self._unknown(key, caller_origin())
         return bound
@@ -370,6 +373,12 @@ class State:
         site = self._cursor.recorder.sites.at(sys._getframe(1))
         if not self._cursor.recorder.asynchronous:
             check_plain(body, "the body of the map", site.origin, hint=MAP_HINT)
+        if not isinstance(items, Sized) or not hasattr(items, "__getitem__"):
+            raise ProgramError(
+                f"a {type(items).__name__} is no list of items to map over",
+                hint="s.map(list(items), body)",
+                origin=site.origin,
+            )
         return self._cursor.recorder.map(self, items, body, site)
 
     def __repr__(self) -> str:

@@ -542,3 +542,47 @@ def test_object_that_cannot_be_written_stays_an_object_and_is_refused_by_name_wh
             with pytest.raises(DslError) as caught:
                 body.run(options=RunOptions(backend=backend))
             assert "unexpectedly" not in str(caught.value)
+
+
+ODD: list[Any] = [0, -1, 1.5, float("nan"), 10**400, b"x", (), [], {}, object(), len, int]
+
+
+@pytest.mark.parametrize("odd", ODD, ids=lambda odd: type(odd).__name__)
+def test_odd_values_where_names_items_and_times_belong_are_refused_by_name(odd: Any) -> None:
+    @program
+    def joins(s: State):
+        branches = s.fork(2)
+        branches.join(odd)
+
+    @program
+    def reads(s: State):
+        return s[odd]
+
+    @program
+    def means(s: State):
+        return s.meta(odd)
+
+    @program
+    def maps(s: State):
+        return s.map(odd, lambda branch, item: item)
+
+    @program
+    def nothing(s: State):
+        return None
+
+    with mock({}) as backend:
+        options = RunOptions(backend=backend, deadline_s=5)
+        for body in (joins, reads, means):
+            with pytest.raises(DslError):
+                body.run(options=options)
+        if not isinstance(odd, (tuple, list, dict, bytes)):
+            for call in (lambda: maps.run(options=options), lambda: nothing.run_batch(odd, options=options)):
+                with pytest.raises(DslError):
+                    call()
+        with pytest.raises(SpecError, match="option"):
+            gen("a", logit_bias="x")
+        if not isinstance(odd, (int, float)) or odd != odd:
+            with pytest.raises(SpecError, match="seconds"):
+                nothing.start(options=options).result(odd)
+        elif odd > 0:
+            assert nothing.start(options=options).result(odd).value is None
