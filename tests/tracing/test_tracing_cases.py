@@ -273,3 +273,15 @@ def test_two_traces_at_once_in_two_threads_do_not_mix() -> None:
         thread.join()
     assert {text.rstrip("!") for text in found["one"]} == {"one"}
     assert {text.rstrip("!") for text in found["two"]} == {"two"}
+
+
+def test_a_trace_reads_the_text_and_the_spans_of_a_state() -> None:
+    @program
+    def p(s: State):
+        with s.var_scope("part"):
+            s += "sub" + gen("q")
+        s += s["part"]
+        s += s.text
+        s += gen("z")
+
+    assert "break" not in kinds(p.trace())
