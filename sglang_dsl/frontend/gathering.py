@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from ..errors import BranchError, RoleError, SpecError, UnknownNameError
+from ..errors import BranchError, ProgramError, RoleError, SpecError, UnknownNameError
 from ..ir.nodes import Join
-from ..ir.specs import JoinMode
+from ..ir.specs import JoinMode, shown
 from .bindings import Bound, Gathered
 from .checks import check_takes_value
 from .drafting import Cursor, Statement
@@ -47,6 +47,9 @@ class JoinRequest:
         if (self.mode == "best") != (self.key is not None):
             what = "mode 'best' needs a key" if self.mode == "best" else f"mode {self.mode!r} takes no key"
             raise SpecError(what, hint="branches.best(x, key=function)", origin=site.origin)
+        if self.key is not None and not callable(self.key):
+            hint = "branches.best(x, key=function): it is called with the value of each branch"
+            raise SpecError(f"key={shown(self.key)} is no function", hint=hint, origin=site.origin)
 
     def skipped(self, branches: Sequence[Cursor], site: Site) -> tuple[int, ...]:
         """The branches that take no part: those that were cancelled, or all that `accept` does not name."""
@@ -54,8 +57,9 @@ class JoinRequest:
             return tuple(index for index, branch in enumerate(branches) if branch.line.cancelled)
         if isinstance(self.accept, (str, bytes)) or not isinstance(self.accept, Iterable):
             raise _no_branches(self.accept, len(branches), site)
-        accepted = list(self.accept)
-        for index in accepted:
+        accepted: list[int] = []
+        for index in self.accept:
+            accepted.append(index)
             if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(branches):
                 raise _no_branches(accepted, len(branches), site)
         return tuple(sorted(set(range(len(branches))) - set(accepted)))
@@ -79,6 +83,11 @@ def gather(
     site: Site,
 ) -> Gathered:
     """Join the branches' values of one name or handle in the parent. Closes the branches to appends."""
+    if not isinstance(what, (str, Handle)):
+        hint = "branches.join('name'), or branches.join(handle) with handle = gen(...)"
+        raise ProgramError(
+            f"branches are joined on a name or a handle, not on {shown(what)}", hint=hint, origin=site.origin
+        )
     bound = [branch.bound_since_fork(what) for branch in branches]
     if not any(part is not None for part in bound):
         raise UnknownNameError(

@@ -8,9 +8,19 @@ import time
 import pytest
 
 from sglang_dsl import MISSING, RunOptions, State, gen, program, tool
-from sglang_dsl.errors import CancelledError, ForkError, GraphError, JoinError, SpecError, UnknownNameError
+from sglang_dsl.errors import (
+    CancelledError,
+    ForkError,
+    GraphError,
+    JoinError,
+    ProgramError,
+    SpecError,
+    UnknownNameError,
+)
+from sglang_dsl.ir.execution import RunSpec, resolve
+from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.json_format import dumps, loads
-from sglang_dsl.ir.nodes import Join
+from sglang_dsl.ir.nodes import Fork, Gen, Join, Operation, Reference, Return
 from sglang_dsl.testing import mock
 
 
@@ -361,3 +371,44 @@ def test_concurrency_of_a_map_is_a_whole_number(wrong):
 
     with pytest.raises(ForkError, match="concurrency="):
         run(body, {})
+
+
+@pytest.mark.parametrize("wrong", [5, 2.5, ["v"], object()])
+def test_branches_are_joined_on_a_name_or_a_handle(wrong):
+    def body(s: State):
+        branches = s.fork(2)
+        branches += gen("v")
+        branches.join(wrong)
+
+    with pytest.raises(ProgramError, match="a name or a handle"):
+        run(body, {"v": ["a", "b"]})
+
+
+@pytest.mark.parametrize("wrong", ["len", 5, [len]])
+def test_key_of_best_is_a_function(wrong):
+    def body(s: State):
+        branches = s.fork(2)
+        branches += gen("v")
+        branches.best("v", key=wrong)
+
+    with pytest.raises(SpecError, match="is no function"):
+        run(body, {"v": ["a", "b"]})
+
+
+def test_value_of_a_branch_that_cannot_be_mentioned_is_that_branchs_failure():
+    """An operation that does not fit fails where the value comes late, too: never the run, never its siblings."""
+    graph = Graph(name="g")
+    graph.extend([
+        Fork(id="f", size=2),
+        Gen(id="a", context="f", branch=0), Gen(id="b", context="f", branch=1),
+        Join(id="j", context="f", fork="f", mode="settle", tips=("a", "b"),
+             values=(Reference("a"), Reference("b", (Operation("item", ("no",)),)))),
+        Return(id="r", context="j", value=Reference("j")),
+    ])  # fmt: skip
+    backend = mock(["a", "a much longer text"])
+    opened = resolve(backend).open(RunSpec(options=RunOptions(backend=backend)))
+    opened.extend(list(graph))
+    value = opened.value("j").result(20).value
+    opened.seal().result(20)
+    assert value[0] == "a"
+    assert isinstance(value[1], GraphError)
