@@ -47,9 +47,6 @@ class JoinRequest:
         if (self.mode == "best") != (self.key is not None):
             what = "mode 'best' needs a key" if self.mode == "best" else f"mode {self.mode!r} takes no key"
             raise SpecError(what, hint="branches.best(x, key=function)", origin=site.origin)
-        if self.key is not None and not callable(self.key):
-            hint = "branches.best(x, key=function): it is called with the value of each branch"
-            raise SpecError(f"key={shown(self.key)} is no function", hint=hint, origin=site.origin)
 
     def skipped(self, branches: Sequence[Cursor], site: Site) -> tuple[int, ...]:
         """The branches that take no part: those that were cancelled, or all that `accept` does not name."""
@@ -63,6 +60,14 @@ class JoinRequest:
             if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(branches):
                 raise _no_branches(accepted, len(branches), site)
         return tuple(sorted(set(range(len(branches))) - set(accepted)))
+
+
+def _check_name(what: object, site: Site) -> None:
+    if not isinstance(what, (str, Handle)):
+        hint = "branches.join('name'), or branches.join(handle) with handle = gen(...)"
+        raise ProgramError(
+            f"branches are joined on a name or a handle, not on {shown(what)}", hint=hint, origin=site.origin
+        )
 
 
 def _no_branches(accept: object, size: int, site: Site) -> SpecError:
@@ -83,11 +88,7 @@ def gather(
     site: Site,
 ) -> Gathered:
     """Join the branches' values of one name or handle in the parent. Closes the branches to appends."""
-    if not isinstance(what, (str, Handle)):
-        hint = "branches.join('name'), or branches.join(handle) with handle = gen(...)"
-        raise ProgramError(
-            f"branches are joined on a name or a handle, not on {shown(what)}", hint=hint, origin=site.origin
-        )
+    _check_name(what, site)
     bound = [branch.bound_since_fork(what) for branch in branches]
     if not any(part is not None for part in bound):
         raise UnknownNameError(

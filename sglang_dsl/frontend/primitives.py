@@ -368,7 +368,7 @@ _VALIDATE_HINT = "a function of the value that returns False, or raises ValueErr
 def _regex(pattern: str) -> str:
     try:
         re.compile(pattern)
-    except (re.error, TypeError) as error:
+    except (re.error, TypeError, RecursionError, OverflowError) as error:
         raise ConstraintError(
             f"regex {shown(pattern)} is not a regular expression: {error}", hint="test it with re.compile"
         ) from error

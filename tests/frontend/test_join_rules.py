@@ -391,7 +391,7 @@ def test_key_of_best_is_a_function(wrong):
         branches += gen("v")
         branches.best("v", key=wrong)
 
-    with pytest.raises(SpecError, match="is no function"):
+    with pytest.raises(SpecError, match="cannot be called"):
         run(body, {"v": ["a", "b"]})
 
 

@@ -258,6 +258,27 @@ def test_deep_values_of_tools_are_handed_on_and_refused_by_name_in_text():
         p.run(True, options=options())
 
 
+def test_deep_values_are_drawn_and_deep_patterns_refused():
+    @tool
+    def deep(x: int) -> list:
+        value: object = "a"
+        for _ in range(3000):
+            value = [value]
+        return value
+
+    @program
+    def p(s: State):
+        found = s.call(deep, 1)
+        s += gen("v")
+        return found
+
+    result = p.run(options=options())
+    for form in ("terminal", "mermaid", "dot", "svg", "html", "trace"):
+        assert result.draw(form)
+    with pytest.raises(DslError, match="regular expression"):
+        gen("v", regex="(" * 3000 + "a" + ")" * 3000)
+
+
 # traced ----------------------------------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from ..graph import Graph
 from ..nodes import Gen, Join, ModelCall, Node, Plain, Raw, Reference, Select, Text, data_of
 from ..path_text import PathText
 from ..rendering import rendered
+from ..specs import spelled
 from .folding import folded_forks
 from .labels import Names, names_of, notes, show, show_reference, title
 from .status import PLANNED, Account, unjoined
@@ -268,7 +269,11 @@ def _rendered_segments(node: Node, segments: Sequence[Segment]) -> Iterator[list
 def _outcome_entry(outcome: Outcome) -> dict[str, Any]:
     entry: dict[str, Any] = {"text": outcome.text[:SHOWN_VALUE_CHARACTERS]}
     if not isinstance(outcome.value, str) or outcome.value != outcome.text:
-        entry["value"] = json.dumps(outcome.value, ensure_ascii=False, default=str)[:SHOWN_VALUE_CHARACTERS]
+        try:
+            value = json.dumps(outcome.value, ensure_ascii=False, default=str)
+        except (TypeError, ValueError, RecursionError):  # keys that are no text, a list in itself, or too deep
+            value = spelled(outcome.value)
+        entry["value"] = value[:SHOWN_VALUE_CHARACTERS]
     if outcome.winners is not None:
         entry["winners"] = list(outcome.winners)
     if (meta := outcome.meta) is not None:
