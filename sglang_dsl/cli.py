@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import importlib
 import importlib.util
 import inspect
 import json
@@ -542,14 +543,25 @@ def _program(target: str) -> Program[..., Any]:
 def _load_program(file: Path, name: str) -> Program[..., Any]:
     from .frontend.program import Program
 
-    sys.path[:0] = [str(file.resolve().parent), str(Path.cwd())]
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module_name, root = _module_name(file.resolve())
+    sys.path[:0] = [str(root), str(Path.cwd())]
+    sys.argv = [str(file)]  # what it reads of it is not said to us
+    spec = importlib.util.spec_from_file_location(module_name, file)
     if spec is None or spec.loader is None:
         raise SpecError(f"{str(file)!r} is not a Python file", hint="give a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
     with _users_code():
-        spec.loader.exec_module(module)
+        package = module_name.rpartition(".")[0]
+        if package:
+            importlib.import_module(package)
+        sys.modules[module_name] = module
+        try:
+            spec.loader.exec_module(module)
+        except SystemExit as end:
+            raise ProgramError(
+                f"{file} ended with sys.exit({'' if end.code is None else repr(end.code)}) while it was read, before {name!r} was there",
+                hint='put what runs as a script under `if __name__ == "__main__":`',
+            ) from None
     found = getattr(module, name, None)
     if not isinstance(found, Program):
         programs = [key for key, value in vars(module).items() if isinstance(value, Program)]
@@ -560,6 +572,22 @@ def _load_program(file: Path, name: str) -> Program[..., Any]:
             hint=f"{file}:{near[0]}" if near else "put @program on the function" if found is not None else "",
         )
     return found
+
+
+def _module_name(file: Path) -> tuple[str, Path]:
+    """What a file is imported as, and the folder to import it from: inside a package with the package's name, so that its relative
+    imports work; never as a module that is there already (`json.py`), which others have to go on finding.
+    """
+    parts, root = [file.stem], file.parent
+    while (root / "__init__.py").is_file() and root.name.isidentifier() and root != root.parent:
+        parts.insert(0, root.name)
+        root = root.parent
+    first = sys.modules.get(parts[0])
+    theirs = getattr(first, "__file__", None)
+    begins = root / parts[0] / "__init__.py" if len(parts) > 1 else file
+    if first is not None and (theirs is None or Path(theirs).resolve() != begins):
+        return f"sglang_dsl_program_{file.stem}", file.parent
+    return ".".join(parts), root
 
 
 class _UserExitError(Exception):

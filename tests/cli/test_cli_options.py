@@ -369,3 +369,36 @@ def test_version_and_help(cli: Cli) -> None:
     assert "Exit codes: 0 done" in cli("--help").stdout
     assert "--picture" in cli("run", "--help").stdout
     assert cli("rum").returncode == 2
+
+
+PROGRAM = "from sglang_dsl import program\n@program\ndef p(s):\n    s += 'said'\n"
+
+
+def test_program_of_a_package_imports_its_neighbours(tmp_path: Path) -> None:
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "outer" / "__init__.py").write_text("TOP = 'top'\n")
+    (inner / "__init__.py").write_text("")
+    (inner / "near.py").write_text("NEAR = 'near'\n")
+    text = "from .. import TOP\nfrom .near import NEAR\n" + PROGRAM.replace("'said'", "TOP + NEAR")
+    (inner / "mod.py").write_text(text)
+    done = subprocess.run(command("trace", f"{inner / 'mod.py'}:p"), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "topnear" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["json.py", "enum.py", "rich.py", "with blank-ü.py", "1.py"])
+def test_file_called_like_a_module_hides_none(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(PROGRAM)
+    done = subprocess.run(command("trace", f"{tmp_path / name}:p"), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "said" in done.stdout
+
+
+def test_file_that_ends_itself_while_it_is_read_is_said(cli: Cli, tmp_path: Path) -> None:
+    file = tmp_path / "exits.py"
+    file.write_text(f"import sys\n{PROGRAM}sys.exit(0)\n")
+    code, _, err = cli("trace", f"{file}:p")
+    assert code != 0
+    assert "sys.exit(0)" in err
+    assert "__main__" in err
