@@ -266,12 +266,6 @@ class Branches(Generic[S]):
 
     def _join(self, what: Handle[Any] | str | None, request: JoinRequest, site: Site, *, only_new: bool = False) -> Any:
         """`only_new`: of all names, those that the parent does not have yet."""
-        if what is not None and not isinstance(what, (str, Handle)):
-            raise BranchError(
-                f"branches are joined by the name or the handle of a call, not by {type(what).__name__}",
-                hint="branches.join('name'), or branches.join(handle) with handle = gen(...)",
-                origin=site.origin,
-            )
         cursors = [state._cursor for state in self._states]
         parent = self._parent._cursor
         check_parent(parent, site)
