@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from trial_runs import breaks, everything
 import sglang_dsl.sglang as sgl
 from sglang_dsl import RunOptions, State, gen, program, select, tool
 from sglang_dsl.errors import DslError, ExportError, TraceError
+from sglang_dsl.ir.draw import draw
 from sglang_dsl.ir.json_format import dumps, loads
 from sglang_dsl.ir.text_format import parse, print_graph
 from sglang_dsl.ir.verify import findings
@@ -213,3 +215,31 @@ def test_siblings_of_a_branch_that_broke_are_still_traced() -> None:
     assert sum(getattr(node, "name", None) == "end" for node in everything(graph)) == 1
     (line,) = p.explain(options=RunOptions(backend=mock(unscripted="echo"))).incomplete
     assert "'part'" in line
+
+
+def test_line_of_a_question_that_a_dataclass_asks_is_the_users() -> None:
+    @dataclass
+    class Answer:
+        text: str
+
+    @program
+    def p(s: State):
+        s += gen("x")
+        if Answer(s["x"]) == Answer("yes"):
+            s += "yes"
+
+    (found,) = breaks(p.trace())
+    assert found.origin is not None
+    assert found.origin.file == __file__
+
+
+def test_picture_in_the_terminal_says_that_a_trace_is_incomplete() -> None:
+    @program
+    def p(s: State):
+        s += gen("x")
+        if "yes" in s["x"]:
+            s += gen("y")
+
+    head = "\n".join(draw(p.trace(), "terminal").splitlines()[:2])
+    assert "at least 1 model call" in head
+    assert f"incomplete: stopped at {__file__}:" in head

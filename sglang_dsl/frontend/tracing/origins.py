@@ -19,8 +19,9 @@ _NOT_THE_USERS = tuple(
 
 
 def is_library(code: CodeType) -> bool:
-    """Whether code is Python's own, ours, or of an installed package."""
-    return code.co_filename.startswith((*_NOT_THE_USERS, "<frozen"))
+    """Whether code is Python's own, ours, of an installed package, or written by one (a dataclass's `__eq__`)."""
+    written = code.co_filename == "<string>" and code.co_name.startswith("__")
+    return written or code.co_filename.startswith((*_NOT_THE_USERS, "<frozen", "<attrs generated"))
 
 
 def user_origin() -> Origin:
