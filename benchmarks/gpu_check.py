@@ -46,10 +46,10 @@ class Ids:
     control_ids: frozenset[int] = frozenset()
     fingerprint = "ids"
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, first: bool = False) -> list[int]:
         return [int(word) for word in text.split()]
 
-    def encode_segment(self, pieces: Sequence[TextPiece]) -> list[int]:
+    def encode_segment(self, pieces: Sequence[TextPiece], *, first: bool = False) -> list[int]:
         return [token_id for piece in pieces for token_id in self.encode(piece.text)]
 
     def token_bytes(self, token_id: int) -> bytes:

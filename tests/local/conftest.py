@@ -27,10 +27,10 @@ class ByteTokenizer:
     control_ids: frozenset[int] = frozenset({0})
     fingerprint: str = "bytes"
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, first: bool = False) -> list[int]:
         return list(text.encode())
 
-    def encode_segment(self, pieces: Any) -> list[int]:
+    def encode_segment(self, pieces: Any, *, first: bool = False) -> list[int]:
         return [i for piece in pieces for i in piece.text.encode()]
 
     def fewest_tokens(self, text: str, enough: int) -> int:

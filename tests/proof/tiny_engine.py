@@ -34,7 +34,7 @@ class ByteTokenizer:
     fingerprint: str = "bytes"
     encoded: list[str] = field(default_factory=list)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, first: bool = False) -> list[int]:
         self.encoded.append(text)
         return list(text.encode())
 
