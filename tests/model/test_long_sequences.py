@@ -27,7 +27,7 @@ OTHER = torch.randint(3, 259, (400,), generator=torch.Generator().manual_seed(4)
 BORDER = 32
 EXACT = ModelOptions(dtype="float32", device="cpu", kv_bytes=1 << 24)
 CHECKED = EngineConfig(check_integrity=True)
-MODELS = ["phi3 + longrope", "llama + longrope", "llama + dynamic", "llama4_text"]
+MODELS = ["phi3 + longrope", pytest.param("llama + longrope", marks=pytest.mark.long), "llama + dynamic", "llama4_text"]
 
 
 def greedy(count: int) -> SamplingSpec:

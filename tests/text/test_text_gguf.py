@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -345,3 +346,68 @@ def test_stop_id_without_a_row_is_left_out_with_a_warning(caplog):
     tokens = tokenizer_from_gguf(byte_level_metadata(**{"ggml.eos_token_id": 50256}), "f")
     assert 50256 not in tokens.stop_ids
     assert "50256" in caplog.text
+
+
+# --- hostile values --------------------------------------------------------------------------------------------------
+
+HOSTILE = [-1, True, "", "x", 1.5, [], [1], ["a"], ["a b c"], [1.5], 0, 2, 1 << 31]
+KEYS = (
+    "bos_token_id",
+    "eos_token_id",
+    "eot_token_id",
+    "eom_token_id",
+    "unknown_token_id",
+    "add_bos_token",
+    "add_space_prefix",
+    "pre",
+    "model",
+    "merges",
+    "scores",
+    "token_type",
+    "tokens",
+)
+
+
+@pytest.mark.parametrize("key", [*(f"tokenizer.ggml.{key}" for key in KEYS), "tokenizer.chat_template"])
+@pytest.mark.parametrize("base", [byte_level_metadata, sentence_piece_metadata])
+def test_hostile_value_is_a_model_error_or_harmless(base, key, monkeypatch):
+    from sglang_dsl.runtime.text import load
+
+    for value in HOSTILE:
+        header = type("Header", (), {"metadata": {**base(), key: value}})
+        monkeypatch.setattr(load, "read_header", lambda path, header=header: header)
+        try:
+            tokens = load_text(Path("x.gguf"), "f").tokenizer
+        except ModelLoadError:
+            continue
+        ids = tokens.encode_segment(
+            [TextPiece("hey hi</s><s><|im_end|>"), TextPiece("<s></s>", control=True)], first=True
+        )
+        assert all(0 <= token_id < tokens.vocab_size for token_id in with_bos(ids, tokens))
+        assert tokens.bos_id is None or tokens.bos_id in range(tokens.vocab_size)
+        assert all(type(token_id) is int for token_id in tokens.stop_ids)
+        assert type(tokens.adds_bos) is bool
+
+
+def test_lengths_that_do_not_fit_and_spoilt_tokens_are_model_errors(tmp_path):
+    metadata = sentence_piece_metadata()
+    for key in ("scores", "token_type"):
+        changed = {**metadata, f"tokenizer.ggml.{key}": metadata[f"tokenizer.ggml.{key}"][:-1]}
+        with pytest.raises(ModelLoadError):
+            load_text(write_gguf(tmp_path / f"{key}.gguf", changed), "f")
+    kinds = [*metadata["tokenizer.ggml.token_type"]]
+    kinds[-1] = 6  # a byte whose text names none
+    with pytest.raises(ModelLoadError):
+        load_text(write_gguf(tmp_path / "byte.gguf", {**metadata, "tokenizer.ggml.token_type": kinds}), "f")
+
+
+def test_alignment_of_nothing_is_a_model_error(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", {**byte_level_metadata(), "general.alignment": 0})
+    with pytest.raises(ModelLoadError):
+        load_text(path, "f")
+
+
+def test_bos_that_is_no_token_is_not_put_in_front(tmp_path):
+    metadata = {**sentence_piece_metadata(), "tokenizer.ggml.bos_token_id": 100_000}
+    tokens = load_text(write_gguf(tmp_path / "m.gguf", metadata), "f").tokenizer
+    assert (tokens.bos_id, tokens.adds_bos) == (None, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -452,3 +453,111 @@ def test_template_that_trims_contents_is_taken(tmp_path):
     tokenizer = trained(kind="byte_level", special=CHAT)
     folder = saved(tmp_path / "m", tokenizer, tokenizer_config={"chat_template": source, "eos_token": "<|im_end|>"})
     assert load_text(folder, "f").template.open_turn([], "user") == "<|im_start|>user\n"
+
+
+def words_over_markers(folder: Path) -> Path:
+    """Added words that cover a marker, or a part of one."""
+    tokenizer = trained(kind="byte_level", special=["<|endoftext|>", *CHAT])
+    return saved(folder, added(tokenizer, "<a>", "<a>b", "<a>bc", "b<a>", "x\ny"), tokenizer_config=CONFIG)
+
+
+def words_over_markers_late(folder: Path) -> Path:
+    """The same among tokens that are searched for in normalized text, behind others."""
+    tokenizer = added(trained(kind="byte_level", special=["<|endoftext|>", *CHAT]), "<t>", "x<t>")
+    added(tokenizer, "<a>", "<a>b", "<t>y", normalized=True)
+    return saved(folder, tokenizer, tokenizer_config=CONFIG)
+
+
+@pytest.mark.parametrize("write", [words_over_markers, words_over_markers_late])
+def test_added_words_that_cover_markers_win_in_control_text(tmp_path, write):
+    folder = write(tmp_path / "m")
+    tokens, library = load_text(folder, "f").tokenizer, reference(folder)
+    for text in (
+        "z<a>b",
+        "<a>",
+        "<a>bc",
+        "b<a> <a>",
+        "<a>bb<a>",
+        "b<a>b",
+        "x<t>y",
+        "<t>y",
+        "<t>",
+        "x\ny<a>b",
+        "<a>x<t>",
+    ):
+        ids = tokens.encode_segment([TextPiece(text, control=True)], first=True)
+        assert ids == library(text, add_special_tokens=False)["input_ids"], text
+        assert not tokens.control_ids & set(tokens.encode(text)), text
+
+
+@pytest.mark.parametrize("kind", ["RobertaProcessing", "BertProcessing"])
+def test_processors_that_surround_a_text_put_their_first_id_in_front(tmp_path, kind):
+    from tokenizers import processors
+
+    tokenizer = trained(kind="byte_level", special=["<s>", "</s>", *CHAT])
+    ends = [(text, tokenizer.token_to_id(text)) for text in ("</s>", "<s>")]
+    tokenizer.post_processor = getattr(processors, kind)(*ends)
+    tokens = load_text(saved(tmp_path / "m", tokenizer, tokenizer_config={**CONFIG, "bos_token": "<s>"}), "f").tokenizer
+    assert tokens.adds_bos
+    assert tokens.bos_id == tokenizer.token_to_id("<s>")
+
+
+def test_end_token_that_is_a_piece_of_plain_text_is_withheld_from_contents(tmp_path):
+    tokenizer = trained(kind="byte_level", special=CHAT)
+    end = max((piece for piece in tokenizer.get_vocab() if piece.startswith("\u0120")), key=len)
+    folder = saved(tmp_path / "m", tokenizer, tokenizer_config={**CONFIG, "eos_token": end})
+    tokens = load_text(folder, "f").tokenizer
+    assert tokens.stop_ids >= {tokenizer.token_to_id(end)}
+    for text in samples()[:80]:
+        assert not tokens.stop_ids & set(tokens.encode(text))
+        assert tokens.decode(tokens.encode(text)) == text
+
+
+def test_added_words_are_shown_as_text_whatever_letters_they_have(tmp_path):
+    tokenizer = added(trained(kind="byte_level", special=CHAT), "\u00e9", "na\u00efve")
+    tokens = load_text(saved(tmp_path / "m", tokenizer, tokenizer_config=CONFIG), "f").tokenizer
+    assert tokens.decode(tokens.encode("caf\u00e9 na\u00efve")) == "caf\u00e9 na\u00efve"
+
+
+def test_normalized_word_is_shown_as_the_library_shows_it(tmp_path):
+    folder = saved(tmp_path / "m", added(trained(kind="prepend", special=CHAT), "fox", normalized=True))
+    tokens, library = load_text(folder, "f").tokenizer, reference(folder)
+    ids = tokens.encode("The brown fox jumps", first=True)
+    assert ids == library("The brown fox jumps", add_special_tokens=False)["input_ids"]
+    assert tokens.decode(ids).strip() == "The brown fox jumps"
+
+
+def test_merges_dropped_at_random_in_training_are_not_dropped_here(tmp_path):
+    folder = saved(tmp_path / "m", trained(kind="byte_level", special=CHAT), tokenizer_config=CONFIG)
+    plain = load_text(folder, "f").tokenizer
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    stored["model"]["dropout"] = 0.5
+    (folder / "tokenizer.json").write_text(json.dumps(stored))
+    tokens = load_text(folder, "f").tokenizer
+    assert all(tokens.encode(text) == plain.encode(text) for text in samples())
+
+
+def test_thousands_of_added_tokens_load_in_linear_time(tmp_path):
+    tokenizer = trained(kind="byte_level", special=CHAT)
+    added(tokenizer, *(f"<|reserved_{i}|>" for i in range(4000)))
+    folder = saved(tmp_path / "m", tokenizer, tokenizer_config=CONFIG)
+    begin = time.process_time()
+    assert len(load_text(folder, "f").tokenizer.control_ids) > 4000
+    assert time.process_time() - begin < 10  # a search tree for each token alone takes minutes
+
+
+@pytest.mark.parametrize(
+    "template", [7, True, ["x"], [7], [{"name": "default"}], [{"name": "default", "template": 3}], {}]
+)
+def test_template_that_is_no_text_is_a_model_error_or_none(tmp_path, template):
+    tokenizer = trained(kind="byte_level", special=CHAT)
+    folder = saved(tmp_path / "m", tokenizer, tokenizer_config={**CONFIG, "chat_template": template})
+    with pytest.raises(ModelLoadError):
+        load_text(folder, "f")
+
+
+def test_template_file_that_is_not_utf8_is_a_model_error(tmp_path):
+    folder = saved(tmp_path / "m", trained(kind="byte_level", special=CHAT), tokenizer_config=CONFIG)
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelLoadError):
+        load_text(folder, "f")

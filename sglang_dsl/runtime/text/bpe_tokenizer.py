@@ -51,7 +51,8 @@ class Vocabulary:
 
     token_bytes: per row of the logits; b"" for tokens whose text is never shown. markers: text -> id of the tokens that only
     control text may contain. strips_left, strips_right, whole_words: the markers that take the white space before or behind
-    them into themselves, and those that are none in the middle of a word. unseen_bytes: bytes no token can stand for.
+    them into themselves, and those that are none in the middle of a word. words: added tokens that content may contain; where
+    one covers a marker, it wins. found_late: the added tokens that are only searched for where no other was found. unseen_bytes: bytes no token can stand for.
     unknown_id: the token that stands for characters without one; the only special one that content may become.
     """
 
@@ -64,6 +65,8 @@ class Vocabulary:
     strips_left: frozenset[str] = frozenset()
     strips_right: frozenset[str] = frozenset()
     whole_words: frozenset[str] = frozenset()
+    words: frozenset[str] = frozenset()
+    found_late: frozenset[str] = frozenset()
     unseen_bytes: bytes = b""
     unknown_id: int | None = None
 
@@ -95,8 +98,8 @@ class BpeTokenizer:
         self._markers = _MarkerFinder(vocabulary)
         self._unseen = vocabulary.unseen_bytes
         self.vocab_size = len(vocabulary.token_bytes)
-        self.bos_id = vocabulary.bos_id
-        self.adds_bos = vocabulary.adds_bos
+        self.bos_id = vocabulary.bos_id if vocabulary.bos_id in range(self.vocab_size) else None
+        self.adds_bos = vocabulary.adds_bos and self.bos_id is not None
         self.stop_ids = _stop_ids(vocabulary)
         nameless = (i for i, raw in enumerate(vocabulary.token_bytes) if not raw)  # rows of the logits without a token
         self.control_ids = frozenset(vocabulary.markers.values()).union(nameless)
@@ -170,8 +173,11 @@ class _MarkerFinder:
             if text
         }
         self._whole_words = vocabulary.whole_words
+        self._late = vocabulary.found_late
+        begins = {text[0] for text in self._markers}
+        self._words = frozenset(word for word in vocabulary.words if not begins.isdisjoint(word))
         lengths: dict[str, set[int]] = {}
-        for text in self._markers:
+        for text in (*self._markers, *self._words):
             lengths.setdefault(text[0], set()).add(len(text))
         self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
         self._begin = re.compile("[" + "".join(map(re.escape, self._lengths)) + "]") if lengths else None
@@ -184,17 +190,23 @@ class _MarkerFinder:
             at = candidate.start()
             found = self._at(text, at)
             end = at + (len(found) if found else 1)
-            if found:
+            if found in self._markers:
                 parts += [text[begin:at], self._markers[found]]
                 begin = end
         return tuple(part for part in (*parts, text[begin:]) if part != "")
 
     def _at(self, text: str, at: int) -> str:
+        late = ""
         for length in self._lengths[text[at]]:
             found = text[at : at + length]
-            if found in self._markers and not (found in self._whole_words and _inside_word(text, at, at + length)):
+            if found not in self._markers and found not in self._words:
+                continue
+            if found in self._whole_words and _inside_word(text, at, at + length):
+                continue
+            if found not in self._late:
                 return found
-        return ""
+            late = late or found
+        return late
 
 
 def _inside_word(text: str, begin: int, end: int) -> bool:

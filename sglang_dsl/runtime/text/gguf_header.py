@@ -59,7 +59,7 @@ def _read(path: Path, size: int, changed_ns: int) -> GgufHeader:
             raise ModelLoadError(f"{path} is not a GGUF file", hint="give a .gguf file or a Hugging Face folder")
         try:
             return _Reader(data, path).header()
-        except (struct.error, UnicodeDecodeError, OverflowError, MemoryError, RecursionError, TypeError) as error:
+        except (struct.error, ArithmeticError, MemoryError, RecursionError, TypeError, ValueError) as error:
             raise ModelLoadError(
                 f"the header of {path} is damaged or incomplete: {error}", hint="download the file again"
             ) from error

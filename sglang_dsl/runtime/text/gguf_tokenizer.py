@@ -81,7 +81,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], fingerprint: str) -> BpeTok
 
 def _tokens(metadata: Mapping[str, Any]) -> _Tokens:
     texts = metadata.get("tokenizer.ggml.tokens")
-    if not texts:
+    if not isinstance(texts, list) or not texts:
         raise ModelLoadError("the file holds no tokenizer", hint="use a GGUF file with a vocabulary")
     kinds = metadata.get("tokenizer.ggml.token_type") or [_NORMAL] * len(texts)
     if len(kinds) != len(texts):
@@ -101,17 +101,27 @@ def _vocabulary(
     tokens: _Tokens, metadata: Mapping[str, Any], fingerprint: str, *, byte_level: bool, adds_bos: bool
 ) -> Vocabulary:
     asked = metadata.get("tokenizer.ggml.add_bos_token")
-    stops = (metadata.get(f"tokenizer.ggml.{key}") for key in _STOP_KEYS)
+    if asked is not None and not isinstance(asked, int):
+        raise ModelLoadError(f"add_bos_token is {asked!r}; it has to be true or false", hint="download the file again")
+    stops = (_token_id(metadata, key) for key in _STOP_KEYS)
     return Vocabulary(
         token_bytes=[_bytes_of(t, k, byte_level) for t, k in zip(tokens.texts, tokens.kinds, strict=True)],
         markers=tokens.markers(),
         stop_ids=frozenset(token_id for token_id in stops if token_id is not None),
-        bos_id=metadata.get("tokenizer.ggml.bos_token_id"),
-        adds_bos=adds_bos if asked is None else asked,
+        bos_id=_token_id(metadata, "bos_token_id"),
+        adds_bos=adds_bos if asked is None else bool(asked),
         fingerprint=fingerprint,
         unseen_bytes=unseen_bytes(tokens.texts) if byte_level else b"",
+        words=frozenset(tokens.words()),
         unknown_id=None if byte_level else _unknown_id(tokens, metadata),
     )
+
+
+def _token_id(metadata: Mapping[str, Any], key: str) -> int | None:
+    value = metadata.get(f"tokenizer.ggml.{key}")
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+        raise ModelLoadError(f"{key} is {value!r}; it has to be a token id", hint="download the file again")
+    return value
 
 
 def _bytes_of(text: str, kind: int, byte_level: bool) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import MissingExtraError, RoleError
+from ...errors import DslError, MissingExtraError, ModelLoadError, RoleError
 from .bpe_tokenizer import BpeTokenizer
 from .folder_tokenizer import FolderTokenizer, check_control_text, read_json, tokenizer_from_folder
 from .gguf_header import read_header
@@ -46,19 +46,28 @@ def load_text(path: Path, fingerprint: str) -> LoadedText:
         raise MissingExtraError(
             "a model's text needs the `tokenizers` library", hint="pip install 'sglang-dsl[engine]'"
         ) from error
-    return _from_folder(path, fingerprint) if path.is_dir() else _from_gguf(path, fingerprint)
+    try:
+        return _from_folder(path, fingerprint) if path.is_dir() else _from_gguf(path, fingerprint)
+    except DslError:
+        raise
+    except Exception as error:  # whatever hostile values lead to, in the libraries that read them too
+        raise ModelLoadError(
+            f"the tokenizer or chat template of {path} is damaged: {type(error).__name__}: {error}",
+            hint="download the model again",
+        ) from error
 
 
 def _from_gguf(path: Path, fingerprint: str) -> LoadedText:
     metadata = read_header(path).metadata
-    tokens = metadata.get("tokenizer.ggml.tokens") or []
+    tokenizer = tokenizer_from_gguf(metadata, fingerprint)
+    tokens = metadata["tokenizer.ggml.tokens"]
     ids = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _GGUF_NAMES.items()}
     variables = {
         name: tokens[token_id]
         for name, token_id in ids.items()
         if isinstance(token_id, int) and 0 <= token_id < len(tokens)
     }
-    return _join(tokenizer_from_gguf(metadata, fingerprint), metadata.get("tokenizer.chat_template"), variables)
+    return _join(tokenizer, metadata.get("tokenizer.chat_template"), variables)
 
 
 _GGUF_NAMES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -104,6 +113,8 @@ def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 def _join(tokenizer: BpeTokenizer, source: str | None, variables: Mapping[str, Any]) -> LoadedText:
     if source is None:
         return LoadedText(tokenizer, LabelTemplate())
+    if not isinstance(source, str):
+        raise ModelLoadError("the model's chat template is no text", hint="correct it, or download the model again")
     template = JinjaTemplate(source, variables)
     tokenizer.stop_ids |= _end_of_answer(tokenizer, template)
     report = template.report()
