@@ -187,9 +187,11 @@ class State:
         recorder = self._cursor.recorder
         return {n.id: recorder.outcome(n.id) for n in recorder.graph if recorder.is_finished(n.id)}
 
-    def _find(self, key: Handle[Any] | str) -> Bound:
+    def _find(self, key: Handle[Any] | str | Lazy[Any]) -> Bound:
         if isinstance(key, str):
             bound = self._cursor.names.get(key)
+        elif isinstance(key, Lazy):
+            return key.bound
         else:
             bound = self._cursor.line.handles.get(key) if isinstance(key, Handle) else None
         if bound is None:

@@ -140,3 +140,16 @@ def test_joined_list_behaves_like_a_list() -> None:
         return joined + ["c"], joined * 2, joined[0] + joined[1], joined.index("b"), joined == ["a", "b"]
 
     assert run(body, {"v": ["a", "b"]}).value == (["a", "b", "c"], ["a", "b"] * 2, "ab", 1, True)
+
+
+def test_state_reads_the_value_of_a_call_by_the_call_itself():
+    @tool
+    def price(item: str) -> float:
+        return 2.5
+
+    @program
+    def plan(s):
+        cost = s.call(price, "tent")
+        return s[cost]
+
+    assert plan.run(options=RunOptions(backend="mock")).value == 2.5
