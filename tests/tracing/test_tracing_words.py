@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -233,13 +234,16 @@ def test_line_of_a_question_that_a_dataclass_asks_is_the_users() -> None:
     assert found.origin.file == __file__
 
 
-def test_picture_in_the_terminal_says_that_a_trace_is_incomplete() -> None:
+@pytest.mark.parametrize("form", ["terminal", "dot", "svg", "html"])
+def test_pictures_with_a_head_say_that_a_trace_is_incomplete(form) -> None:
     @program
     def p(s: State):
         s += gen("x")
         if "yes" in s["x"]:
             s += gen("y")
 
-    head = "\n".join(draw(p.trace(), "terminal").splitlines()[:2])
-    assert "at least 1 model call" in head
-    assert f"incomplete: stopped at {__file__}:" in head
+    shown = draw(p.trace(), form)
+    assert "incomplete: stopped at" in shown
+    assert Path(__file__).name in shown
+    assert ("at least 1 model call" in shown) == (form == "terminal")
+    assert "incomplete" not in draw(other.trace("x"), form)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from xml.sax.saxutils import escape
 
 from .folding import Plan
-from .labels import printable
+from .labels import missing_of, printable
 from .picture import Box, Frame, Link, Picture, picture_of
 from .status import STRUCK_OUT, Account
 
@@ -33,7 +33,7 @@ STRUCK_COLORS = ("#f4f4f5", "#a1a1aa")
 
 def draw_dot(account: Account, fold: int | None) -> str:
     """The graph in DOT. Possible ways are dashed, taken ones bold, data edges dotted; `class` says how a node fared."""
-    return "\n".join(_lines(picture_of(account, Plan(fold)), account.graph.name)) + "\n"
+    return "\n".join(_lines(picture_of(account, Plan(fold)), account.graph.name, missing_of(account.graph))) + "\n"
 
 
 def colors_of(box: Box) -> tuple[str, str]:
@@ -49,9 +49,10 @@ def quote(text: str) -> str:
     return f'"{escaped}"'
 
 
-def _lines(picture: Picture, name: str) -> Iterator[str]:
+def _lines(picture: Picture, name: str, missing: str) -> Iterator[str]:
     yield f"digraph {quote(name)} {{"
-    yield '  graph [rankdir=TB, fontname="Helvetica", compound=true];'
+    head = f', label={quote(missing)}, labelloc=t, fontcolor="#b3261e"' if missing else ""
+    yield f'  graph [rankdir=TB, fontname="Helvetica", compound=true{head}];'
     yield '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=11];'
     yield '  edge [color="#8a93a3", fontname="Helvetica", fontsize=10];'
     yield from _frame_lines(picture, "", "  ")

@@ -23,7 +23,7 @@ from ..path_text import PathText
 from ..rendering import rendered
 from ..specs import spelled
 from .folding import folded_forks
-from .labels import Names, names_of, notes, show, show_reference, title
+from .labels import Names, missing_of, names_of, notes, printable, show, show_reference, title
 from .status import PLANNED, Account, unjoined
 from .timeline import Call, calls_of_run
 from .ways import ways, ways_taken
@@ -43,7 +43,7 @@ def draw_html(account: Account, meter: Meter | None, executed: Mapping[str, Outc
     script = "".join(_part(name) for name in SCRIPTS)
     slots = {
         "POLICY": _policy(style, script),
-        "TITLE": html.escape(graph.name or "program"),
+        "TITLE": html.escape(_head(graph)),
         "STYLE": style,
         "DATA": script_safe_json(_page_data(account, meter, calls_of_run(graph, executed))),
         "SCRIPT": script,
@@ -75,6 +75,10 @@ def _policy(style: str, script: str) -> str:
     )
 
 
+def _head(graph: Graph) -> str:
+    return " – ".join(filter(None, (printable(graph.name) or "program", missing_of(graph))))
+
+
 def _page_data(account: Account, meter: Meter | None, calls: Sequence[Call]) -> dict[str, Any]:
     graph = account.graph
     known = _texts(graph, account.outcomes)
@@ -82,7 +86,7 @@ def _page_data(account: Account, meter: Meter | None, calls: Sequence[Call]) -> 
     page.add(graph, sub=-1)
     page.count_users()
     return {
-        "name": graph.name or "program",
+        "name": _head(graph),
         "model": meter.model if meter is not None else None,
         "ran": account.ran,
         "nodes": page.nodes,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
 from ..execution import Outcome
+from ..explain import incomplete
 from ..graph import Graph
 from ..nodes import (
     Arm,
@@ -55,6 +56,13 @@ def shorten(text: str, limit: int = LABEL_CHARACTERS) -> str:
 def printable(text: str) -> str:
     """`text` without what moves a cursor, rings a bell or turns the writing direction."""
     return text if text.isprintable() else "".join(c if c.isprintable() else " " for c in text)
+
+
+def missing_of(graph: Graph) -> str:
+    """Where tracing stopped first, and how often it did besides; "" for a graph that is whole."""
+    found = incomplete(graph)
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"{printable(found[0])}{more}" if found else ""
 
 
 Names: TypeAlias = Mapping[str, str]  # node id -> what its value is called

@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from .dot import colors_of
 from .folding import Plan
-from .labels import printable, shorten
+from .labels import missing_of, printable, shorten
 from .picture import Box, Link, Picture, picture_of
 from .status import Account
 
@@ -48,7 +48,7 @@ def draw_svg(account: Account, fold: int | None) -> str:
     places = lay_out(picture)
     width = max((p.x for p in places.values()), default=0) + BOX_W + MARGIN
     height = max((p.y + p.h for p in places.values()), default=0) + MARGIN
-    return "\n".join(_lines(picture, places, account.graph.name, width, height)) + "\n"
+    return "\n".join(_lines(picture, places, account.graph.name, missing_of(account.graph), width, height)) + "\n"
 
 
 def height_of(box: Box) -> float:
@@ -94,13 +94,17 @@ def _tops(part: list[tuple[Box, float, float]]) -> dict[float, float]:
     return tops
 
 
-def _lines(picture: Picture, places: Mapping[str, Place], name: str, width: float, height: float) -> Iterator[str]:
+def _lines(
+    picture: Picture, places: Mapping[str, Place], name: str, missing: str, width: float, height: float
+) -> Iterator[str]:
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" role="img">'
     )
     yield f"<title>{_text(name or 'program')}</title><style>{STYLE}</style>"
     yield f'<rect class="page" width="{width:.0f}" height="{height:.0f}" fill="#f6f7f9"/>'
+    if missing:
+        yield f'<text x="8" y="12" font-size="10" fill="#b3261e">{_text(missing)}</text>'
     for link in picture.links:
         yield _link(link, places[link.source], places[link.target])
     for box in picture.boxes:

@@ -10,11 +10,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..analysis import calls_of
-from ..explain import incomplete
 from ..graph import Graph
 from ..nodes import Fork, Join, Node, RoleBegin, RoleEnd, Text, subgraphs
 from .folding import Plan, hidden_nodes
-from .labels import Names, counts, names_of, notes, printable, title
+from .labels import Names, counts, missing_of, names_of, notes, printable, title
 from .picture import Picture, picture_of, said_meanwhile
 from .status import PLANNED, STRUCK_OUT, Account, unjoined
 from .ways import ways, ways_taken
@@ -61,12 +60,11 @@ def tree_of(account: Account, fold: int | None) -> Tree:
 
     graph = account.graph
     nodes, calls = _size(graph), sum(map(calls_of, graph))
-    missing = incomplete(graph)
+    missing = missing_of(graph)
     least = "at least " if missing else ""
     head = _line(graph.name or "program", "bold", f"{_count(nodes, 'node')}, {least}{_count(calls, 'model call')}")
     if missing:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        head.append(f"  {printable(missing[0])}{more}", style="not bold red")
+        head.append(f"  {missing}", style="not bold red")
     root = Tree(head)
     _Grower(account, Plan(fold)).grow(root, graph, ran=account.ran)
     return root
