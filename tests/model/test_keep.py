@@ -102,3 +102,22 @@ def test_a_compiler_made_at_first_use_is_made_once_and_closed_once() -> None:
     used.compile(None)  # type: ignore[arg-type]
     used.close()
     assert made == ["made", "closed"]
+
+
+def test_weights_without_a_checksum_are_made_again_and_a_full_disk_keeps_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import safetensors.torch
+
+    state = {"a": torch.ones(3)}
+    keep = Keep("m", "f", tmp_path)
+    keep.state(lambda: state)
+    (file,) = tmp_path.glob("*.safetensors")
+    safetensors.torch.save_file({"a": torch.zeros(3)}, file)
+    assert keep.state(lambda: state)["a"].tolist() == [1, 1, 1]
+
+    def full(*_: object, **__: object) -> None:
+        raise safetensors.SafetensorError("No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", full)
+    assert Keep("n", "f", tmp_path).state(lambda: state) is state

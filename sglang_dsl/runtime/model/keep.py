@@ -68,7 +68,7 @@ class Keep:
         from safetensors.torch import save_file
 
         file = self._file("safetensors")
-        with contextlib.suppress(OSError, SafetensorError, KeyError), safe_open(file, "pt") as kept:
+        with contextlib.suppress(OSError, SafetensorError, KeyError, TypeError), safe_open(file, "pt") as kept:
             state: dict[str, Tensor] = {name: kept.get_tensor(name) for name in kept.keys()}  # noqa: SIM118
             if kept.metadata()[_SUM] == _checksum(state):
                 os.utime(file)
@@ -83,8 +83,10 @@ class Keep:
         return self._folder / f"{self._name}.{ending}"
 
     def _write(self, ending: str, write: Callable[[Path], object]) -> None:
-        """A folder that cannot be written to keeps nothing."""
-        with contextlib.suppress(OSError):
+        """A folder that cannot be written to, or is full, keeps nothing."""
+        from safetensors import SafetensorError
+
+        with contextlib.suppress(OSError, SafetensorError):
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self._folder) as aside:
                 path = Path(aside) / "new"
