@@ -17,12 +17,13 @@ from .bindings import Bindings
 from .drafting import Cursor, Line
 from .state import State
 from .traceable import Traceable
-from .tracing.beyond import Guesses, went_on
+from .tracing.beyond import went_on
 from .tracing.decisions import Chooser, Decision, Stop
 from .tracing.driving import driven, outside_of_loops
 from .tracing.explore import explored
 from .tracing.follower import Trace
 from .tracing.guard import same_random
+from .tracing.guesses import Guesses
 from .tracing.inputs import Symbols
 from .tracing.items import link, loosen
 from .tracing.naming import renamed

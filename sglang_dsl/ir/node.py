@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from ..errors import Origin
 from .expressions import Expression, Piece, references_in
-
-if TYPE_CHECKING:
-    from .graph import Graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +33,8 @@ class Node:
         """Everything this node mentions the value of, in reading order."""
         return ()
 
-    def graphs(self) -> tuple[Graph, ...]:
-        """The graphs it holds: a Switch's arms, a Loop's or Map's body."""
+    def graphs(self) -> tuple[Any, ...]:
+        """The Graphs it holds: a Switch's arms, a Loop's or Map's body."""
         return ()
 
 

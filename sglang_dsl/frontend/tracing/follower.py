@@ -12,8 +12,8 @@ from ...ir.graph import Graph
 from ...ir.nodes import Input, Reference, Switch
 from ..sites import Sites
 from ..values import Abstract, Domain, Unknown, exact, is_abstract
-from .beyond import made_up_texts, made_up_values, possible_answers
 from .decisions import Group
+from .guesses import made_up_texts, made_up_values, possible_answers
 from .origins import user_origin
 from .shapes import Finite, Maybe, Opaque, Shape, Text
 from .tags import Tags, without_tags

@@ -34,9 +34,9 @@ from ..settings import settled
 from ..sites import Site, Sites
 from ..values import Unknown, exact, is_abstract
 from ..waiting import on_some_stack
-from .beyond import Guesses
 from .control import follow_loop, follow_map, follow_switch
 from .decisions import Chooser, Decision, Group, Stop, way_out
+from .guesses import Guesses
 from .items import Line
 from .origins import user_origin
 from .reading import value_of
