@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from ...errors import MissingExtraError, SpecError
 from .stop_patterns import MAX_STATES, PatternAutomaton, PatternSearch, automaton
 
+MAX_AUTOMATA = 8  # of one sequence
 BACKTRACKING_S = 0.005  # per sequence, and so much more per character; who takes longer fails
 BACKTRACKING_S_PER_CHARACTER = 5e-5  # several times what a pattern needs whose searches end soon
 MAX_PATTERN_CHARACTERS = 10_000  # compiling takes time, too
@@ -275,27 +276,27 @@ def finders(stop: Sequence[str], stop_regex: Sequence[str]) -> list[StopFinder]:
 
 
 def _pattern_finders(patterns: tuple[str, ...]) -> list[StopFinder]:
-    """One automaton for all patterns that it can search for, and backtracking for the others."""
-    regular, others = _sorted(patterns)
-    shared = automaton(regular) if regular else None
-    return [
-        *([] if shared is None else [PatternStops(shared)]),
-        *([BacktrackingStops(others)] if others else []),
-    ]
+    """Automata for all patterns that they can search for, and backtracking for the others."""
+    groups, others = _sorted(patterns)
+    shared = [found for group in groups if (found := automaton(group)) is not None]
+    return [*map(PatternStops, shared), *([BacktrackingStops(others)] if others else [])]
 
 
 @lru_cache(maxsize=256)
-def _sorted(patterns: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(those that fit into one automaton, in order; the others)."""
-    regular: list[str] = []
+def _sorted(patterns: tuple[str, ...]) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """(groups of those that fit into one automaton, in order; the others)."""
+    groups: list[list[str]] = []
     others: list[str] = []
-    left = MAX_STATES
+    left = 0
     for pattern in patterns:
         compile_stop_regex(pattern)
         alone = automaton((pattern,))
+        if alone is not None and alone.size > left and len(groups) < MAX_AUTOMATA:
+            groups.append([])
+            left = MAX_STATES
         if alone is None or alone.size > left:
             others.append(pattern)
         else:
             left -= alone.size
-            regular.append(pattern)
-    return tuple(regular), tuple(others)
+            groups[-1].append(pattern)
+    return tuple(map(tuple, groups)), tuple(others)
