@@ -19,12 +19,6 @@ SECOND_LIST = (
     *(*range(301, 316), *range(401, 412), *range(501, 509), *range(701, 707)),
 )
 
-SECOND_LIST = (
-    *(101, 102, 106, 107, 108, 111, 112, 117, 121, 122, 123, 124),
-    *(201, 202, 204, 205, 206, 207, 208, 209, *range(210, 220), 226),
-    *(*range(301, 316), *range(401, 412), *range(501, 509), *range(701, 707)),
-)
-
 
 @cache
 def functions_of(path: str) -> frozenset[str]:
@@ -52,12 +46,6 @@ def test_register_has_every_fault_with_a_test_or_why_it_cannot_exist():
 def test_register_has_every_case_with_a_test():
     rows = rows_of("Cases")
     assert tuple(rows) == CASES
-    assert [number for number, row in rows.items() if "::" not in row] == []
-
-
-def test_register_has_every_case_of_the_second_list_with_a_test():
-    rows = rows_of("Cases, second list")
-    assert tuple(rows) == SECOND_LIST
     assert [number for number, row in rows.items() if "::" not in row] == []
 
 
