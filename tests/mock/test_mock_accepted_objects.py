@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import pytest
@@ -135,3 +136,27 @@ def test_replay_makes_an_equal_object_once_too() -> None:
     again = p.run(options=RunOptions(backend=RecordedExecutor(record), seed=1))
     assert again.value == result.value == Answer.model_construct(n=3)
     assert asked == {3: 2}
+
+
+def test_vote_over_objects_compares_their_data_and_runs_none_of_their_code():
+    @dataclass(eq=False, repr=False)
+    class Choice:
+        name: str
+
+        def __repr__(self) -> str:
+            raise AssertionError("nobody may ask how it reads")
+
+        __eq__ = __hash__ = __repr__
+
+    @tool
+    def choose(index: int) -> Choice:
+        return Choice("ab"[index % 2])
+
+    @program
+    def plan(s):
+        branches = s.fork(3)
+        for index, branch in enumerate(branches):
+            branch.call(choose, index)
+        return branches.vote("choose").value.name
+
+    assert plan.run(options=RunOptions(backend=mock(unscripted="echo"))).value == "a"

@@ -15,9 +15,13 @@ Failed branches never win. If a mode can no longer succeed, the join fails at on
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 from ...errors import CancelledError, JoinError
 from ...ir.execution import MISSING
@@ -35,7 +39,7 @@ class Ended:
     branch: int
     value: Any = None
     error: Exception | None = None
-    ballot: str = ""
+    ballot: Hashable = ""
 
     @property
     def succeeded(self) -> bool:
@@ -159,12 +163,12 @@ class Votes:
     """Branches by what they say. groups: those that agree, in the order in which their values came up."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, list[Ended]] = {}
+        self.groups: dict[Hashable, list[Ended]] = {}
         self.most = 0  # branches that agree on the value of `_first`
-        self._first = ""
+        self._first: Hashable = ""
         self._second_most = 0  # on any other
-        self._by_size: dict[int, set[str]] = {}
-        self._lowest: dict[str, int] = {}
+        self._by_size: dict[int, set[Hashable]] = {}
+        self._lowest: dict[Hashable, int] = {}
 
     def add(self, branch: Ended) -> None:
         """One more says something."""
@@ -211,14 +215,44 @@ def results_of(join: Join, size: int, ended: Sequence[Ended]) -> list[Any]:
     return results
 
 
-def ballot_of(join: Join, value: Any) -> str:
-    """What equal values have in common in a join that compares them. Values are JSON, so equal means equal JSON."""
+def ballot_of(join: Join, value: Any) -> Hashable:
+    """What equal values have in common in a join that compares them: equal JSON; of objects, equal data. No code of theirs is
+    run: objects that are no data agree with themselves only.
+    """
     if join.mode not in ("quorum", "vote"):
         return ""
     try:
-        return json.dumps(value, sort_keys=True, default=repr)
+        try:
+            return json.dumps(value, sort_keys=True)
+        except (TypeError, ValueError):
+            return key_of(value)
     except RecursionError:
         raise too_deep() from None
+
+
+def key_of(value: Any) -> Hashable:
+    """Equal for equal data. Other objects are equal to themselves only; no code of theirs is run."""
+    kind = type(value)
+    if kind is float:
+        return kind, repr(value)
+    if kind in (str, int, bool, bytes, type(None), Decimal, date, datetime, time, timedelta, UUID):
+        return kind, value
+    if kind in (list, tuple):
+        return kind, tuple(map(key_of, value))
+    if kind in (set, frozenset):
+        return kind, frozenset(map(key_of, value))
+    if kind is dict:
+        return kind, tuple((key_of(key), key_of(item)) for key, item in value.items())
+    if isinstance(value, Enum):
+        return kind, value.name
+    if is_dataclass(value):
+        held = {field.name: getattr(value, field.name, None) for field in fields(value)} | getattr(
+            value, "__dict__", {}
+        )
+        return kind, key_of(held)
+    if hasattr(kind, "__pydantic_fields__"):
+        return kind, key_of(vars(value)), key_of(value.__pydantic_extra__), key_of(value.__pydantic_private__)
+    return kind, id(value)
 
 
 def _failed(join: Join, size: int, ended: Sequence[Ended], why: str, *, cause: BaseException | None = None) -> Verdict:

@@ -13,18 +13,14 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextvars import Context, copy_context
-from dataclasses import fields, is_dataclass
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from enum import Enum
 from typing import Any
-from uuid import UUID
 
 from ...errors import SpecError, ToolError
 from ...ir.evaluation import evaluate
 from ...ir.execution import Event, Outcome
 from ...ir.nodes import Tool, data_of
 from .entry import Entry
+from .joins import key_of
 from .machine import Machine
 from .user_calls import UserCalls, keep_context
 from .user_code import Answer
@@ -91,31 +87,6 @@ class Arguments:
             return self._values if self._objects is None else self._objects.fill(self._outcomes.__getitem__)
         plain: dict[str, Any] = json.loads(json.dumps(self._values, ensure_ascii=False))
         return plain
-
-
-def key_of(value: Any) -> Hashable:
-    """Equal for equal data. Other objects are equal to themselves only; no code of theirs is run."""
-    kind = type(value)
-    if kind is float:
-        return kind, repr(value)
-    if kind in (str, int, bool, bytes, type(None), Decimal, date, datetime, time, timedelta, UUID):
-        return kind, value
-    if kind in (list, tuple):
-        return kind, tuple(map(key_of, value))
-    if kind in (set, frozenset):
-        return kind, frozenset(map(key_of, value))
-    if kind is dict:
-        return kind, tuple((key_of(key), key_of(item)) for key, item in value.items())
-    if isinstance(value, Enum):
-        return kind, value.name
-    if is_dataclass(value):
-        held = {field.name: getattr(value, field.name, None) for field in fields(value)} | getattr(
-            value, "__dict__", {}
-        )
-        return kind, key_of(held)
-    if hasattr(kind, "__pydantic_fields__"):
-        return kind, key_of(vars(value)), key_of(value.__pydantic_extra__), key_of(value.__pydantic_private__)
-    return kind, id(value)
 
 
 class ToolCall:
