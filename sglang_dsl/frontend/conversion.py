@@ -37,6 +37,7 @@ from typing import (
 from uuid import UUID
 
 from ..errors import FormatError, GraphError, InvalidValueError
+from ..ir.evaluation import is_data
 from ..ir.nodes import Json
 from ..ir.operations import jsonable
 from ..ir.specs import spelled
@@ -244,24 +245,6 @@ def _items_fit(value: Any, origin: type, arguments: tuple[Any, ...]) -> bool:
 
 
 # --- what kind of data is it? -----------------------------------------------------------------------------------------
-
-
-def is_data(value: Any) -> bool:
-    """Whether it is made of what JSON has: nothing else can come out of a model's text."""
-    waiting, seen = [value], set[int]()  # a list that holds itself is looked at once
-    while waiting:
-        value = waiting.pop()
-        kind = type(value)
-        if kind is list or kind is dict:
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if kind is dict and any(type(key) is not str for key in value):
-                return False
-            waiting.extend(value if kind is list else value.values())
-        elif not (math.isfinite(value) if kind is float else kind in (str, int, bool, type(None))):
-            return False
-    return True
 
 
 def is_exact(value: Any) -> bool:

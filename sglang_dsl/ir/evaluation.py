@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -76,3 +77,21 @@ def arm_of(arms: Iterable[Arm], value: Any) -> int | None:
         elif is_among(value, arm.values):
             return index
     return rest
+
+
+def is_data(value: Any) -> bool:
+    """Whether it is made of what JSON has: nothing else can come out of a model's text."""
+    waiting, seen = [value], set[int]()  # a list that holds itself is looked at once
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)
+        if kind is list or kind is dict:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if kind is dict and any(type(key) is not str for key in value):
+                return False
+            waiting.extend(value if kind is list else value.values())
+        elif not (math.isfinite(value) if kind is float else kind in (str, int, bool, type(None))):
+            return False
+    return True

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from ...errors import ContextLengthError, DslError, GraphError, RoleError, RunError
-from ...ir.evaluation import Lookup, evaluate
+from ...ir.evaluation import Lookup, evaluate, is_data
 from ...ir.execution import Outcome
 from ...ir.nodes import Break, Input, Plain, Reference, Return, RoleBegin, RoleEnd, Text, is_role_word
 from ...ir.specs import shown
@@ -53,7 +52,7 @@ def begin_text(machine: Machine, entry: Entry) -> None:
     if not isinstance(text, Text):
         return
     lookup = machine.lookup(entry)
-    if all(_is_data(lookup(piece.node_id)) for piece in text.pieces if type(piece) is Reference):
+    if all(is_data(lookup(piece.node_id)) for piece in text.pieces if type(piece) is Reference):
         _finish_text(machine, entry, _said(text, lookup))
         return
 
@@ -76,27 +75,6 @@ def _finish_text(machine: Machine, entry: Entry, pieces: tuple[TextPiece, ...]) 
     entry.pieces = pieces
     text = "".join(piece.text for piece in pieces)
     machine.finish(entry, Outcome(value=text, text=text))
-
-
-def _is_data(value: Any) -> bool:
-    """Whether a value is plain JSON data, so that nothing of the program's own is asked to show it."""
-    waiting, seen = [value], set[int]()
-    while waiting:
-        value = waiting.pop()
-        kind = type(value)
-        if kind is list or kind is dict:
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-        if kind is list:
-            waiting.extend(value)
-        elif kind is dict:
-            if any(type(key) is not str for key in value):
-                return False
-            waiting.extend(value.values())
-        elif kind not in (str, int, float, bool, type(None)):
-            return False
-    return True
 
 
 def check_role(machine: Machine, entry: Entry) -> None:
