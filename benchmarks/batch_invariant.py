@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.runtime.backends.local.opening import open_engine
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.model.options import ModelOptions
 

@@ -20,15 +20,15 @@ from functools import wraps
 from typing import Any
 
 from sglang_dsl.ir.specs import SamplingSpec
-from sglang_dsl.runtime.cache.leases import LeaseTable
 from sglang_dsl.runtime.cache.pages import PagePool
+from sglang_dsl.runtime.cache.prefix_cache import LeaseTable
 from sglang_dsl.runtime.cache.tree import RadixTree
-from sglang_dsl.runtime.engine.output import SequenceOutput
+from sglang_dsl.runtime.engine.live_requests import SequenceOutput
 from sglang_dsl.runtime.schedule.config import SchedulerConfig, WorkerFacts
 from sglang_dsl.runtime.schedule.request import GenerateRequest
 from sglang_dsl.runtime.schedule.scheduler import Scheduler
 from sglang_dsl.runtime.schedule.step import Sampled, StepPlan, StepResult
-from sglang_dsl.runtime.text.pieces import PieceTokenizer
+from sglang_dsl.runtime.text.plain import PieceTokenizer
 
 PREFIX_TOKENS, SUFFIX_TOKENS, NEW_TOKENS, BRANCHES = 3012, 51, 64, 40
 LIMITS_US = {16: 150.0, 64: 400.0}
@@ -148,8 +148,7 @@ def sampling_cost(rows: int = 64, vocab_size: int = 49152) -> str:
     try:
         import torch
 
-        from sglang_dsl.runtime.sample.sampler import Draw, sample
-        from sglang_dsl.runtime.sample.sequence import SampledSequence
+        from sglang_dsl.runtime.sample.sampler import Draw, SampledSequence, sample
     except ImportError:
         return "not measured (the engine extra is not installed)"
     torch.set_num_threads(1)

@@ -25,12 +25,12 @@ import torch
 
 from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
 from sglang_dsl.runtime.backends.local.worker import TorchWorker
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.model.load import LoadedModel, read_model, serve
 from sglang_dsl.runtime.model.options import ModelOptions
-from sglang_dsl.runtime.text.plain_templates import ChatMlTemplate
-from sglang_dsl.runtime.text.protocol import TextPiece
+from sglang_dsl.runtime.text.plain import ChatMlTemplate
+from sglang_dsl.runtime.text.tokenizer import TextPiece
 
 NEAR_TIE = 1e-3  # first differences are allowed where the reference's two best logits are this close
 EQUAL_TOKENS = 24

@@ -35,7 +35,7 @@ from sglang_dsl.ir.text_format import parse, print_graph
 from sglang_dsl.ir.verify import verify
 from sglang_dsl.runtime.backends.mock.executor import MockExecutor, mock
 from sglang_dsl.runtime.text.jinja_template import JinjaTemplate
-from sglang_dsl.runtime.text.protocol import ChatTemplate
+from sglang_dsl.runtime.text.tokenizer import ChatTemplate
 
 BAR = 1.2
 DOUBLINGS = 3

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.clock import VirtualClock
-from sglang_dsl.runtime.engine.config import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.engine.worker import WorkerInfo
 from sglang_dsl.runtime.schedule.step import Sampled, StepPlan, StepResult
-from sglang_dsl.runtime.text.pieces import PieceTokenizer
-from sglang_dsl.runtime.text.plain_templates import ChatMlTemplate
-from sglang_dsl.runtime.text.protocol import ChatTemplate, Tokenizer
+from sglang_dsl.runtime.text.plain import ChatMlTemplate, PieceTokenizer
+from sglang_dsl.runtime.text.tokenizer import ChatTemplate, Tokenizer
 
 PREFIX_TOKENS = 3000
 STOPS = {"no stops": (), "3 stop strings": ("green-light", "###", "</answer>")}

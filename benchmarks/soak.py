@@ -33,8 +33,8 @@ from sglang_dsl.ir.specs import ConstraintSpec, RunOptions
 from sglang_dsl.runtime.backends.interpreted import InterpretedExecutor
 from sglang_dsl.runtime.backends.mock import mock
 from sglang_dsl.runtime.backends.mock.log import Call
-from sglang_dsl.runtime.backends.mock.text import MockText, MockTokenizer
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.backends.mock.worker import MockText, MockTokenizer
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.engine.worker import WorkerInfo
 from sglang_dsl.runtime.schedule.step import Sampled, SamplePoint, Scored, StepPlan, StepResult

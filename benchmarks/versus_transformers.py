@@ -33,7 +33,7 @@ def theirs(work: FanOut, model: str, batch: int) -> tuple[float, int]:
     from sglang_dsl.runtime.model.load import read_model
     from sglang_dsl.runtime.supply import locate
     from sglang_dsl.runtime.text.load import load_text
-    from sglang_dsl.runtime.text.protocol import TextPiece
+    from sglang_dsl.runtime.text.tokenizer import TextPiece
 
     files = locate(model)
     tokenizer = load_text(files.path, files.fingerprint).tokenizer

@@ -48,7 +48,7 @@ GROUPS: tuple[tuple[str, str, str], ...] = (
         "Fault with_faults cassette check_golden compare",
     ),
     ("The engine", "sglang_dsl.runtime.engine.engine", "Engine"),
-    ("Options of the engine", "sglang_dsl.runtime.engine.config", "EngineConfig"),
+    ("Options of the engine", "sglang_dsl.runtime.engine.border", "EngineConfig"),
     ("Options of the scheduler, which are the engine's too", "sglang_dsl.runtime.schedule.config", "SchedulerConfig"),
     ("Options of a model", "sglang_dsl.runtime.model.options", "ModelOptions"),
     ("Pictures", "sglang_dsl.ir.draw", "draw"),

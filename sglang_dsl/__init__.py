@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any
 from .errors import DslError, Origin
 from .frontend.branches import Branches
 from .frontend.expressions import Generation, Handle, Selection
-from .frontend.following import Chunk
-from .frontend.joined import Joined, Lazy
-from .frontend.primitives import gen, image, raw, select
-from .frontend.program import Program, program
-from .frontend.result import Interrupted, Result
-from .frontend.roles import (
+from .frontend.lazy_values import Joined, Lazy
+from .frontend.primitives import (
     assistant,
     assistant_begin,
     assistant_end,
+    gen,
+    image,
+    raw,
     role,
     role_begin,
     role_end,
+    select,
     system,
     system_begin,
     system_end,
@@ -37,10 +37,11 @@ from .frontend.roles import (
     user_begin,
     user_end,
 )
-from .frontend.running import Running
-from .frontend.settings import use
+from .frontend.program import Program, program
+from .frontend.result import Interrupted, Result
+from .frontend.session import use
 from .frontend.state import State
-from .frontend.streaming import Stream
+from .frontend.stream import Chunk, Running, Stream
 from .frontend.tools import Tool, tool
 from .ir.execution import MISSING, Meta, Usage, execute, set_default_backend
 from .ir.graph import Graph

@@ -357,7 +357,7 @@ def _end(result: Result[Any]) -> int:
 
 def _top() -> AbstractContextManager[None]:
     """The live table of the engine that runs will use."""
-    from .frontend.settings import settled
+    from .frontend.session import settled
     from .ir.execution import resolve
     from .runtime.backends.interpreted import HasTarget
     from .runtime.engine.top import Watched, live
@@ -398,7 +398,7 @@ def _written(graph: Graph, form: str) -> str:
 
 def _explain(target: str, arg: Sequence[str], symbolic: Sequence[str], options: Any) -> int:
     from . import use
-    from .frontend.settings import settled
+    from .frontend.session import settled
     from .ir.execution import resolve
     from .ir.explain import explain as explained
 
@@ -428,7 +428,7 @@ def _diff(a: Path, b: Path) -> int:
 
 
 def _replay(record: Path, target: str, arg: Sequence[str]) -> int:
-    from .frontend.settings import use
+    from .frontend.session import use
     from .runtime.backends.replay.recorded import RecordedExecutor
 
     recorded = _record(record)
@@ -477,7 +477,7 @@ def _models_pull(name: str) -> int:
 
 
 def _doctor() -> int:
-    from .runtime.backends.local.doctor import report
+    from .runtime.backends.local.opening import report
 
     _prepare_process()
     _write_plainly()
@@ -513,7 +513,7 @@ def _bench(target: str, arg: Sequence[str], options: Any, repeat: int) -> int:
 
 def _prepare_process() -> None:
     """Thread and allocator settings have to stand before torch is first imported."""
-    from .runtime.model.settings import apply
+    from .runtime.model.options import apply
 
     apply()
 

@@ -8,13 +8,13 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from ..ir.evaluation import text_of
 from ..ir.execution import MISSING, Outcome
 from ..ir.nodes import Concat, Constant, Expression, ListOf, Operation, Piece, Plain, Reference
 from ..ir.operations import splice
-from ..ir.path_text import PathText, Said
+from ..ir.outcome import PathText, Said
+from ..ir.semantics import text_of
 from ..ir.specs import JoinMode
-from .values import Abstract, exact
+from .tracing.values import Abstract, exact
 
 K = TypeVar("K")
 Convert: TypeAlias = Callable[[Any], Any]

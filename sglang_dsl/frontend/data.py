@@ -15,15 +15,15 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from ..errors import GraphError, Origin, ProgramError
-from ..ir.evaluation import text_of
 from ..ir.execution import Outcome
 from ..ir.expressions import MAX_DATA_DEPTH
 from ..ir.nodes import Concat, Constant, DictOf, Expression, ListOf, Operation, Piece, Plain, Reference
 from ..ir.operations import apply_all, jsonable
+from ..ir.semantics import text_of
 from .bindings import Bound, Local
 from .conversion import Conversion, fields_of, is_exact
 from .expressions import Chain, Handle, Mention
-from .joined import Lazy
+from .lazy_values import Lazy
 
 Find: TypeAlias = Callable[[Handle[Any]], Bound]  # what a handle stands for; raises UnknownNameError
 Outcomes: TypeAlias = Callable[[str], Outcome]

@@ -13,7 +13,7 @@ from ..errors import ProgramError
 from ..ir.nodes import Fork, Gen, Join, Node, Piece, Raw, Reference, Select
 from ..ir.specs import SamplingSpec
 from .bindings import Bound, Convert, Gathered
-from .sites import caller_origin
+from .call_sites import caller_origin
 
 T_co = TypeVar("T_co", covariant=True)
 

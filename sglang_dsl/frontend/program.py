@@ -17,18 +17,16 @@ from ..ir.execution import BatchItem, RunSpec, check_models_allowed, resolve
 from ..ir.graph import Graph
 from ..ir.specs import RunOptions, shown
 from .batch import BATCH_CONCURRENCY, arun_all, run_all
+from .call_sites import Sites, caller_origin
+from .greenlets import on_some_stack
 from .result import Interrupted, Result
-from .running import Running
-from .session import Session
-from .settings import settled, use
-from .sites import Sites, caller_origin
+from .session import Session, settled, use
 from .state import State
-from .streaming import Stream
-from .waiting import on_some_stack
+from .stream import Running, Stream
 
 if TYPE_CHECKING:
     from ..ir.explain import Explanation
-    from .joined import Joined, Lazy
+    from .lazy_values import Joined, Lazy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -272,8 +270,8 @@ class Program(Generic[P, R]):
     @overload
     def trace(self, *args: Any, symbolic: Iterable[str] = (), strict: bool = False, **kwargs: Any) -> Graph: ...
     def trace(self, *args: Any, **kwargs: Any) -> Graph:
-        """The graph, without a model. Arguments named in `symbolic` stay unknown. See `tracer.py`."""
-        from .tracer import trace
+        """The graph, without a model. Arguments named in `symbolic` stay unknown. See `tracing/tracer.py`."""
+        from .tracing.tracer import trace
 
         symbolic = () if "symbolic" in self.parameters else kwargs.pop("symbolic", ())
         strict = False if "strict" in self.parameters else kwargs.pop("strict", False)
@@ -300,7 +298,7 @@ class Program(Generic[P, R]):
             ExportError: a question that tracing could not follow, a tool that is not registered, or values for which the
                 graph would do something else than the body.
         """
-        from .export import export
+        from .tracing.export import export
 
         symbolic = () if "symbolic" in self.parameters else kwargs.pop("symbolic", ())
         registry = () if "registry" in self.parameters else kwargs.pop("registry", ())

@@ -4,8 +4,12 @@ A State is a view: a Line (one context path) with the names of one scope. A nest
 Line with names of its own; a branch gets a Line of its own that starts at the fork, and a copy of the names.
 
 What is different between a run and a trace is behind the Recorder (`recorder.py`): State only drafts statements
-(`drafting.py`), hands their nodes to `recorder.append`, and asks `recorder.read` for values. A tracer is a Recorder
+(`statement.py`), hands their nodes to `recorder.append`, and asks `recorder.read` for values. A tracer is a Recorder
 whose `read` returns abstract values, whose `pieces` finds them in strings, and whose `expression` finds them in data.
+
+What a context path reads as: its text, its messages, and how a stretch of it is mentioned elsewhere.
+
+The with-forms: a turn, and text that gets a name.
 """
 
 from __future__ import annotations
@@ -13,25 +17,127 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Sized
 from difflib import get_close_matches
-from types import CodeType
+from types import CodeType, TracebackType
 from typing import Any, NoReturn, TypeVar, overload
 
 from ..errors import DslError, ForkError, Origin, ProgramError, UnknownNameError
 from ..ir.execution import Meta, Outcome
-from ..ir.nodes import Fork
+from ..ir.nodes import Constant, Fork, Node, Reference, RoleBegin, RoleEnd
+from ..ir.nodes import Text as TextNode
 from ..ir.nodes import Tool as ToolNode
+from ..ir.outcome import PathText
 from ..ir.specs import MOST_BRANCHES, shown
-from .bindings import Bindings, Bound, Gathered, Local, history
+from .bindings import Bindings, Bound, Gathered, Local, Span, history
 from .branches import Branches
+from .call_sites import Site, caller_origin
 from .data import Text, json_pieces, merged, read_mention, resolved_mention
-from .drafting import Cursor, Statement
-from .expressions import Handle, Mention
-from .joined import Lazy
-from .regions import MAP_HINT, check_limit, check_plain
-from .sites import Site, caller_origin
-from .spans import NamedSpan, OpenTurn
+from .expressions import Handle, Mention, TurnBegin, TurnEnd
+from .lazy_values import Lazy
+from .recorder import MAP_HINT, check_limit, check_plain
+from .statement import Cursor, Statement
 from .tools import ObjectTool, Tool, tool_of
-from .transcript import messages_of, text_of
+
+SILENT = frozenset({"fork", "return", "input", "tool"})  # node kinds that add no text
+
+
+def text_of(cursor: Cursor) -> str:
+    """All text of the path, turn markers included; waits for it. What was read before is not put together again."""
+    line, outcome = cursor.line, cursor.recorder.outcome
+    after, known, half = (None, "", b"") if cursor.recorder.tracing else line.heard
+    tip = line.tip
+    said = PathText(known, half)
+    for node in cursor.path(after):
+        if node.kind not in SILENT:
+            found = outcome(node.id)
+            said.add(found.text, found.torn)
+    text = said.text
+    if not cursor.recorder.tracing:
+        line.heard = (tip, text, said.half)
+    return text
+
+
+def messages_of(cursor: Cursor) -> list[dict[str, str]]:
+    """The turns of the path; a turn that is still open comes last."""
+    line, outcome = cursor.line, cursor.recorder.outcome
+    nothing: tuple[None, list[dict[str, str]], None] = (None, [], None)
+    after, found, half = nothing if cursor.recorder.tracing else line.heard_turns
+    tip = line.tip
+    outcomes = [(node, outcome(node.id)) for node in cursor.path(after) if node.kind not in SILENT]
+    found = [*found[:-1], *map(dict, found[-1:])]  # others may be reading this line, too
+    turn = None if half is None else PathText(found[-1]["content"], half)  # the open one
+    for node, said in outcomes:
+        if isinstance(node, (RoleBegin, RoleEnd)):
+            if turn is not None:
+                found[-1]["content"] = turn.text
+            turn = None
+            if isinstance(node, RoleBegin):
+                found.append({"role": node.role, "content": ""})
+                turn = PathText()
+        elif turn is not None:
+            turn.add(said.text, said.torn)
+    if turn is not None:
+        found[-1]["content"] = turn.text
+    if not cursor.recorder.tracing:
+        line.heard_turns = (tip, found, None if turn is None else turn.half)
+    return [*map(dict.copy, found)]
+
+
+def stretch(nodes: Sequence[Node], name: str) -> Span:
+    """The text of some nodes of a path as something to be bound."""
+    parts: list[Constant | Reference] = []
+    for node in nodes:
+        if isinstance(node, TextNode):
+            parts.extend(p if isinstance(p, Reference) else Constant(p.text) for p in node.pieces)
+        elif node.kind not in SILENT and not isinstance(node, (RoleBegin, RoleEnd)):
+            parts.append(Reference(node.id))
+    return Span(parts, name)
+
+
+class OpenTurn:
+    """The with-form of a turn. The turn is closed also where the block raises, so that the program can go on."""
+
+    __slots__ = ("_cursor", "_role", "_site")
+
+    def __init__(self, cursor: Cursor, role: str, site: Site) -> None:
+        self._cursor = cursor
+        self._role = role
+        self._site = site
+
+    def __enter__(self) -> None:
+        self._cursor.say(TurnBegin(self._role), self._site)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        end = Site(f"{self._site.label}.end", self._site.origin)
+        if error is None:
+            self._cursor.say(TurnEnd(self._role), end)
+            return
+        try:
+            self._cursor.say(TurnEnd(self._role), end)
+        except DslError:
+            return  # the state has failed already; the block's own error is the one to see
+
+
+class NamedSpan:
+    """The with-form that names the text appended inside."""
+
+    __slots__ = ("_cursor", "_name", "_start")
+
+    def __init__(self, cursor: Cursor, name: str) -> None:
+        self._cursor = cursor
+        self._name = name
+        self._start: str | None = None
+
+    def __enter__(self) -> None:
+        self._start = self._cursor.line.tip
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._cursor.rebind(self._name, stretch(self._cursor.path(after=self._start), self._name))
+
 
 T = TypeVar("T")
 R = TypeVar("R")

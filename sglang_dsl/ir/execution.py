@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from ..errors import BackendNotFoundError
-from .graph import Graph
-from .node import Node
+from .graph import Graph, Node
 from .outcome import MISSING as MISSING
 from .outcome import ChoiceScore as ChoiceScore
 from .outcome import FinishReason as FinishReason

@@ -7,16 +7,20 @@ A program run or traced is a growing list of these. Three kinds of edge hang off
     control   whose value decided that I run (`control`)
 
 Ids are stable strings (design note in docs/graph.md): scope path, call-site number, branch index, occurrence.
+
+A faster `__init__` for frozen dataclasses with slots.
+
+The one that `dataclasses` makes sets each field by name through `object.__setattr__`; this one writes through the slots'
+own descriptors, which takes 1.0 µs instead of 1.7 for a Gen. A program makes one or more nodes with each append.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-from .construction import quick_init
 from .expressions import Concat as Concat
 from .expressions import Constant as Constant
 from .expressions import DictOf as DictOf
@@ -30,10 +34,39 @@ from .expressions import Raw as Raw
 from .expressions import Reference as Reference
 from .expressions import references_in as references_in
 from .graph import Graph
-from .node import Node as Node
-from .node import data_of as data_of
+from .graph import Node as Node
+from .graph import data_of as data_of
 from .outcome import Outcome
 from .specs import ConstraintSpec, Decode, JoinMode, SamplingSpec, SelectMethod
+
+Data = TypeVar("Data")
+
+
+def quick_init(cls: type[Data]) -> type[Data]:
+    """Decorate a `@dataclass(frozen=True, slots=True, kw_only=True)` without `__post_init__`; nothing else of it changes."""
+    names: dict[str, Any] = {"MISSING": MISSING}
+    parameters, body = [], []
+    for each in fields(cls):  # type: ignore[arg-type]  # any dataclass
+        name = each.name
+        names[f"set_{name}"] = getattr(cls, name).__set__
+        value = name
+        if each.default_factory is not MISSING:
+            names[f"new_{name}"] = each.default_factory
+            parameters.append(f"{name}=MISSING")
+            value = f"new_{name}() if {name} is MISSING else {name}"
+        elif each.default is not MISSING:
+            names[f"default_{name}"] = each.default
+            parameters.append(f"{name}=default_{name}")
+        else:
+            parameters.append(name)
+        body.append(f"    set_{name}(self, {value})")
+    exec(f"def __init__(self, *, {', '.join(parameters)}):\n" + "\n".join(body), names)
+    init = names["__init__"]
+    init.__qualname__ = f"{cls.__qualname__}.__init__"
+    init.__annotations__ = {**cls.__init__.__annotations__}
+    cls.__init__ = init  # type: ignore[method-assign]  # the same signature
+    return cls
+
 
 T = TypeVar("T")
 Role: TypeAlias = str  # "system" | "user" | "assistant" | "tool" | whatever the model's template knows

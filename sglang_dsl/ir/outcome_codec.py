@@ -21,8 +21,7 @@ from uuid import UUID
 from ..errors import DslError, FormatError, GraphError, RunError
 from .expressions import MAX_DATA_DEPTH, is_too_deep
 from .operations import jsonable
-from .outcome import MISSING, ChoiceScore, Meta, Outcome, TokenScore, Usage
-from .path_text import Torn
+from .outcome import MISSING, ChoiceScore, Meta, Outcome, TokenScore, Torn, Usage
 from .specs import shown
 
 LEVELS_WRITTEN = 3  # at most, for one level of a value: {"$python": ["tuple", [...]]}

@@ -18,10 +18,8 @@ from typing import Literal, TypeAlias
 from ..errors import CassetteError, SpecError
 from ..ir.execution import Executor, resolve
 from ..runtime.backends.interpreted import HasTarget, InterpretedExecutor
-from ..runtime.backends.replay.recording import RecordingTarget
-from ..runtime.backends.replay.redact import Redactor
-from ..runtime.backends.replay.replaying import ReplayTarget
-from ..runtime.backends.replay.tape import Tape
+from ..runtime.backends.replay.cassette import RecordingTarget, ReplayTarget
+from ..runtime.backends.replay.tape import Redactor, Tape
 
 CassetteMode: TypeAlias = Literal["auto", "record", "replay"]
 MODE_VARIABLE = "SGLANG_DSL_CASSETTES"  # overrides "auto", as in CI: SGLANG_DSL_CASSETTES=replay

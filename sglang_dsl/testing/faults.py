@@ -17,10 +17,9 @@ from ..errors import CancelledError, DeadlineError, EngineError, QueueFullError,
 from ..ir.execution import Executor, resolve
 from ..ir.specs import one_of, shown, utf8_text, whole
 from ..runtime.backends.interpreted import HasTarget, InterpretedExecutor
-from ..runtime.interpret.forwarding import ForwardingTarget
-from ..runtime.interpret.target import Target
+from ..runtime.interpret.target import ForwardingTarget, Target
 from ..runtime.schedule.request import GenerateResult, Request, Result, Sink
-from ..runtime.text.protocol import Tokenizer
+from ..runtime.text.tokenizer import Tokenizer
 
 FaultKind: TypeAlias = Literal["refuse", "fail", "stall", "cut", "malformed"]
 

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_dsl.runtime.cache import integrity
-from sglang_dsl.runtime.cache.keys import TOKEN_BYTES, pack
-from sglang_dsl.runtime.cache.namespace import Namespace
+from sglang_dsl.runtime.cache.keys import TOKEN_BYTES, Namespace, pack
 from sglang_dsl.runtime.cache.prefix_cache import PrefixCache
 
 

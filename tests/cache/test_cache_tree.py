@@ -5,8 +5,7 @@ import random
 import pytest
 
 from sglang_dsl.errors import IntegrityError
-from sglang_dsl.runtime.cache.keys import common_bytes, pack
-from sglang_dsl.runtime.cache.namespace import Namespace
+from sglang_dsl.runtime.cache.keys import Namespace, common_bytes, pack
 
 
 def run(*spans):

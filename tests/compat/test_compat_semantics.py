@@ -11,7 +11,7 @@ import pytest
 import sglang_dsl.sglang as sgl
 from sglang_dsl import MISSING
 from sglang_dsl.errors import DslError
-from sglang_dsl.frontend.export import export
+from sglang_dsl.frontend.tracing.export import export
 from sglang_dsl.ir.nodes import Gen
 from sglang_dsl.testing import mock, stalls
 

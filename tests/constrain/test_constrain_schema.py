@@ -6,8 +6,7 @@ import pytest
 
 from sglang_dsl.errors import ConstraintError
 from sglang_dsl.ir.specs import ConstraintSpec
-from sglang_dsl.runtime.constrain.audit import audit, findings
-from sglang_dsl.runtime.constrain.compile import compile_constraint
+from sglang_dsl.runtime.constrain.compile import audit, compile_constraint, findings
 
 
 def matcher(schema, **options):

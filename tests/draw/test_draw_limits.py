@@ -13,7 +13,7 @@ from drawn_graphs import long as long_chain
 from sglang_dsl import State, gen, program
 from sglang_dsl.errors import CancelledError, ToolError
 from sglang_dsl.ir.draw import draw
-from sglang_dsl.ir.draw.mermaid import MAX_CHARACTERS, MAX_EDGES
+from sglang_dsl.ir.draw.markup import MAX_CHARACTERS, MAX_EDGES
 from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.nodes import Fork, Gen, Join, Reference
 from sglang_dsl.ir.outcome import Meta, Outcome

@@ -6,7 +6,7 @@ import pytest
 from drawn_graphs import NASTY_TEXTS, every_kind, nasty, router, scored, support_agent
 
 from sglang_dsl.ir.draw import draw
-from sglang_dsl.ir.draw.mermaid import escape
+from sglang_dsl.ir.draw.markup import escape_mermaid
 
 LABEL = r'"[^"`<>\[\]{}|\\%&]*(?:<br/>[^"`<>\[\]{}|\\%&]*)*"'
 LINES = [
@@ -35,7 +35,7 @@ def test_draw_mermaid_any_text_parses_with_generated_identifiers(graph, fold):
 
 @pytest.mark.parametrize("text", NASTY_TEXTS)
 def test_escape_text_decodes_to_what_it_was(text):
-    decoded = re.sub(r"#(\d+);", lambda m: chr(int(m[1])), escape(text))
+    decoded = re.sub(r"#(\d+);", lambda m: chr(int(m[1])), escape_mermaid(text))
     assert (
         decoded.strip()
         == " ".join("".join(c if c.isprintable() else " " for c in " ".join(text.split())).split(" ")).strip()

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from sglang_dsl.errors import CapacityError, ContextLengthError, DslError, EngineError, SamplingError, SpecError
 from sglang_dsl.ir.specs import ConstraintSpec, RunOptions, SamplingSpec
-from sglang_dsl.runtime.cache.namespace import Namespace
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.cache.keys import Namespace
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequest, ScoreResult
 
 ITS_OWN = (ValueError, SystemExit, asyncio.CancelledError, GeneratorExit)  # what a hostile value raises itself

@@ -6,7 +6,7 @@ import pytest
 
 from sglang_dsl.errors import CancelledError, CapacityError
 from sglang_dsl.ir.specs import SamplingSpec
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.schedule.request import GenerateRequest
 
 PAGE_SIZES = [1, 4, 16]

@@ -9,7 +9,7 @@ import pytest
 
 from sglang_dsl.errors import CancelledError, EngineError
 from sglang_dsl.ir.specs import ConstraintSpec
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.schedule.request import ScoreRequest
 
 LONG = " ".join(f"w{i}" for i in range(40))  # 40 tokens

@@ -18,7 +18,7 @@ from sglang_dsl.errors import (
     SpecError,
 )
 from sglang_dsl.ir.specs import ConstraintSpec
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.schedule.request import ScoreRequest
 from sglang_dsl.runtime.schedule.step import StepResult
 

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from sglang_dsl.errors import SpecError
 from sglang_dsl.ir.specs import SamplingSpec
-from sglang_dsl.runtime.engine.config import EngineConfig
-from sglang_dsl.runtime.engine.metrics import SECONDS, Histogram
-from sglang_dsl.runtime.engine.prometheus import render
+from sglang_dsl.runtime.engine.border import EngineConfig
+from sglang_dsl.runtime.engine.metrics import SECONDS, Histogram, render
 from sglang_dsl.runtime.engine.top import live, table
 
 GREEDY = SamplingSpec(temperature=0)

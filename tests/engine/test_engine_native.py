@@ -8,7 +8,7 @@ import pytest
 
 from sglang_dsl.errors import EngineError, SamplingError, SpecError
 from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.engine.border import EngineConfig
 
 GREEDY = SamplingSpec(temperature=0)
 

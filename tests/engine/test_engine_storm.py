@@ -8,7 +8,7 @@ import pytest
 
 from sglang_dsl.errors import CancelledError, EngineError
 from sglang_dsl.ir.specs import SamplingSpec
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.schedule.request import GenerateRequest
 
 POLICIES = ["fcfs", "longest_prefix", "depth_first", "priority"]

@@ -9,8 +9,7 @@ import pytest
 
 from sglang_dsl import RunOptions, assistant_begin, gen, program, tool, user
 from sglang_dsl.errors import BranchError, ProgramError, RoleError, SpecError
-from sglang_dsl.frontend.checks import Partly
-from sglang_dsl.frontend.outputs import output_of
+from sglang_dsl.frontend.outputs import Partly, output_of
 from sglang_dsl.testing import cut_off, mock
 
 

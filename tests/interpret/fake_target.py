@@ -11,7 +11,7 @@ from typing import Any
 from sglang_dsl.errors import CancelledError, EngineClosedError
 from sglang_dsl.ir.execution import ConstraintReport
 from sglang_dsl.ir.specs import ConstraintSpec
-from sglang_dsl.runtime.cache.namespace import Namespace
+from sglang_dsl.runtime.cache.keys import Namespace
 from sglang_dsl.runtime.engine.worker import TargetInfo
 from sglang_dsl.runtime.schedule.request import (
     GenerateRequest,
@@ -21,8 +21,7 @@ from sglang_dsl.runtime.schedule.request import (
     ScoreResult,
     Sink,
 )
-from sglang_dsl.runtime.text.pieces import PieceTokenizer
-from sglang_dsl.runtime.text.plain_templates import ChatMlTemplate
+from sglang_dsl.runtime.text.plain import ChatMlTemplate, PieceTokenizer
 
 Reply = Callable[[Request], Any]
 

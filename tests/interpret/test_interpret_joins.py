@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sglang_dsl.ir.nodes import Join
+from sglang_dsl.ir.semantics import Ended, Verdict, ballot_of, decide
 from sglang_dsl.ir.specs import JoinMode
-from sglang_dsl.runtime.interpret.joins import Ended, Verdict, ballot_of, decide
 
 
 def verdict_of(mode: JoinMode, size: int, values: Sequence[tuple[int, Any]], **options: Any) -> Verdict | None:

@@ -7,7 +7,7 @@ from sglang_dsl.errors import RoleError
 from sglang_dsl.ir.execution import RunSpec
 from sglang_dsl.ir.nodes import Fork, Gen, Node, Plain, Raw, Reference, RoleBegin, RoleEnd, Select, Text
 from sglang_dsl.ir.specs import RunOptions, SamplingSpec
-from sglang_dsl.runtime.interpret.preview import preview
+from sglang_dsl.runtime.backends.interpreted import preview
 from sglang_dsl.runtime.interpret.run import InterpretedRun
 
 PATH: list[Node] = [

@@ -11,7 +11,6 @@ from word_meter import WordMeter
 from sglang_dsl.errors import DslError, FormatError, GraphError
 from sglang_dsl.ir import analysis
 from sglang_dsl.ir.draw import draw
-from sglang_dsl.ir.evaluation import evaluate, same, text_of
 from sglang_dsl.ir.explain import explain
 from sglang_dsl.ir.expressions import MAX_DATA_DEPTH
 from sglang_dsl.ir.graph import MAX_REGION_DEPTH, Graph
@@ -35,6 +34,7 @@ from sglang_dsl.ir.nodes import (
 from sglang_dsl.ir.outcome import Outcome
 from sglang_dsl.ir.passes import rewrite
 from sglang_dsl.ir.record import RunRecord, dump_record, parse_record
+from sglang_dsl.ir.semantics import evaluate, same, text_of
 from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.ir.text_format import parse, print_graph
 from sglang_dsl.ir.verify import findings

@@ -3,11 +3,9 @@
 from word_meter import WordMeter
 
 from sglang_dsl.errors import Origin
-from sglang_dsl.ir.cost import cost
 from sglang_dsl.ir.execution import Meta, Outcome
-from sglang_dsl.ir.explain import explain
+from sglang_dsl.ir.explain import cost, explain
 from sglang_dsl.ir.graph import Graph
-from sglang_dsl.ir.lint import lint
 from sglang_dsl.ir.nodes import (
     Arm,
     Constant,
@@ -24,6 +22,7 @@ from sglang_dsl.ir.nodes import (
     Switch,
     Text,
 )
+from sglang_dsl.ir.prompts import lint
 from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
 
 RUBRIC = " Judge by these rules: " + "be strict, be fair, be brief, " * 6

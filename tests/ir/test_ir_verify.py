@@ -26,8 +26,7 @@ from sglang_dsl.ir.nodes import (
     Text,
     Tool,
 )
-from sglang_dsl.ir.rules import RULES
-from sglang_dsl.ir.verify import findings, verify
+from sglang_dsl.ir.verify import RULES, findings, verify
 
 T = Text(id="t", pieces=(Plain("hello"),))
 K = Select(id="k", context="t", choices=("x", "y"))

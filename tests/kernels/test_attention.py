@@ -8,20 +8,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.kernels.attention import (  # noqa: E402
+from sglang_dsl.kernels.attention import (
     AttentionPlan,
     ExtraWrite,
     LayerAttention,
     QueryRow,
     SharedKeys,
     attend,
-    cpu,
+    cascade,
     plan_step,
-    portable,
     reference,
     store,
 )
-from sglang_dsl.kernels.attention.cascade import Cascade, Partial  # noqa: E402
+from sglang_dsl.kernels.attention.cascade import Cascade, Partial
 
 pytestmark = pytest.mark.engine
 
@@ -136,7 +135,7 @@ def test_attention_with_sinks_equals_oracle(window: int | None) -> None:
 
 def test_attention_portable_path_equals_oracle() -> None:
     step = Step(*forked_rows(16), page_size=16)
-    out, _ = Cascade(step.q, step.k, step.v, step.keys, step.values, step.plan, 0.25, portable.partial).run()
+    out, _ = Cascade(step.q, step.k, step.v, step.keys, step.values, step.plan, 0.25, cascade.partial_portable).run()
     torch.testing.assert_close(out, step.oracle(LayerAttention(0.25)), atol=2e-6, rtol=0)
 
 
@@ -146,7 +145,7 @@ def test_attention_bfloat16_stays_near_oracle() -> None:
     torch.testing.assert_close(step.attend(layer).float(), step.oracle(layer).float(), atol=2e-2, rtol=0)
 
 
-@pytest.mark.parametrize("partial", [cpu.partial, portable.partial], ids=["cpu", "portable"])
+@pytest.mark.parametrize("partial", [cascade.partial_cpu, cascade.partial_portable], ids=["cpu", "portable"])
 def test_attention_logsumexp_is_natural(partial: Partial) -> None:
     step = Step([QueryRow(1, 3, [4, 9, 2, 7], 0)], heads=(2, 2))
     _, lse = Cascade(step.q, step.k, step.v, step.keys, step.values, step.plan, 0.5, partial).run()

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.kernels.attention import (  # noqa: E402
+from sglang_dsl.kernels.attention import (
     LayerAttention,
     QueryRow,
     attend_invariant,

@@ -12,13 +12,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.ir.specs import SamplingSpec  # noqa: E402
-from sglang_dsl.runtime.backends.local.worker import TorchWorker  # noqa: E402
-from sglang_dsl.runtime.engine.config import EngineConfig  # noqa: E402
-from sglang_dsl.runtime.engine.engine import Engine  # noqa: E402
-from sglang_dsl.runtime.model.load import serve  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
-from sglang_dsl.runtime.text.plain_templates import ChatMlTemplate  # noqa: E402
+from sglang_dsl.ir.specs import SamplingSpec
+from sglang_dsl.runtime.backends.local.worker import TorchWorker
+from sglang_dsl.runtime.engine.border import EngineConfig
+from sglang_dsl.runtime.engine.engine import Engine
+from sglang_dsl.runtime.model.load import serve
+from sglang_dsl.runtime.model.options import ModelOptions
+from sglang_dsl.runtime.text.plain import ChatMlTemplate
 
 pytestmark = pytest.mark.engine
 

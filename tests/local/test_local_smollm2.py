@@ -9,13 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.errors import ModelNotFoundError  # noqa: E402
-from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec  # noqa: E402
-from sglang_dsl.kernels.attention import QueryRow, plan_step  # noqa: E402
-from sglang_dsl.runtime.backends.local.opening import open_engine  # noqa: E402
-from sglang_dsl.runtime.model.load import load_model, read_model  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
-from sglang_dsl.runtime.supply import locate  # noqa: E402
+from sglang_dsl.errors import ModelNotFoundError
+from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
+from sglang_dsl.kernels.attention import QueryRow, plan_step
+from sglang_dsl.runtime.backends.local.opening import open_engine
+from sglang_dsl.runtime.model.load import load_model, read_model
+from sglang_dsl.runtime.model.options import ModelOptions
+from sglang_dsl.runtime.supply import locate
 
 pytestmark = [pytest.mark.engine, pytest.mark.model, pytest.mark.timeout(600)]
 

@@ -9,9 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.errors import EngineClosedError  # noqa: E402
-from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec  # noqa: E402
-from sglang_dsl.runtime.schedule.step import (  # noqa: E402
+from sglang_dsl.errors import EngineClosedError
+from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
+from sglang_dsl.runtime.schedule.step import (
     Group,
     MirrorWrite,
     OpenSequence,

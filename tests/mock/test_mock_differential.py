@@ -19,7 +19,7 @@ from sglang_dsl.ir.execution import RunSpec
 from sglang_dsl.ir.nodes import Fork, Gen, Join, Node, Plain, Text
 from sglang_dsl.ir.specs import RunOptions
 from sglang_dsl.runtime.backends.mock import mock
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.engine.border import EngineConfig
 
 TIMEOUT_S = 30
 STORM = EngineConfig(max_batch_tokens=16, max_running=4, prefill_chunk_tokens=5, retract_every_steps=3, gather_s=0.0)

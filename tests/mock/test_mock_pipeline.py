@@ -32,7 +32,7 @@ from sglang_dsl.runtime.backends.mock import (
     pieces,
     stalls,
 )
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.engine.border import EngineConfig
 
 TIMEOUT_S = 20
 GREEDY = SamplingSpec(temperature=0, max_tokens=64)

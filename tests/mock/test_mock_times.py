@@ -6,7 +6,7 @@ import pytest
 
 from sglang_dsl import gen, program, select
 from sglang_dsl.ir.specs import RunOptions
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.testing import CostModel, cassette, mock
 
 PREFILL_S = 50.0

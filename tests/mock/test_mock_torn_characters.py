@@ -11,7 +11,7 @@ import pytest
 
 from sglang_dsl import gen, program, select, user
 from sglang_dsl.ir.execution import RunSpec, execute
-from sglang_dsl.ir.path_text import PathText, torn_of
+from sglang_dsl.ir.outcome import PathText, torn_of
 from sglang_dsl.ir.record import dump_record, parse_record
 from sglang_dsl.ir.specs import RunOptions
 from sglang_dsl.testing import cassette, mock, pieces

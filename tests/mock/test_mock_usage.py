@@ -7,7 +7,7 @@ import pytest
 from sglang_dsl import assistant, gen, program, select, system, user
 from sglang_dsl.errors import DslError
 from sglang_dsl.ir.specs import RunOptions
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.testing import mock
 
 PREAMBLE = "Rules of the house. " * 20

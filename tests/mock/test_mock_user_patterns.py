@@ -96,7 +96,7 @@ def test_output_that_fits_its_pattern_is_taken() -> None:
 
 
 def test_large_output_is_read_off_the_engines_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_dsl.runtime.interpret import answer
+    from sglang_dsl.runtime.interpret import answers as answer
 
     readers: list[str] = []
     parsed = answer._parsed

@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.errors import ModelLoadError  # noqa: E402
-from sglang_dsl.runtime.model.load import serve  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
+from sglang_dsl.errors import ModelLoadError
+from sglang_dsl.runtime.model.load import serve
+from sglang_dsl.runtime.model.options import ModelOptions
 
 pytestmark = pytest.mark.engine
 

@@ -9,11 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.errors import SelfCheckError  # noqa: E402
-from sglang_dsl.kernels.attention import ExtraWrite, QueryRow, SharedKeys, plan_step  # noqa: E402
-from sglang_dsl.runtime.model import check, invariant  # noqa: E402
-from sglang_dsl.runtime.model.load import LoadedModel, serve  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
+from sglang_dsl.errors import SelfCheckError
+from sglang_dsl.kernels.attention import ExtraWrite, QueryRow, SharedKeys, plan_step
+from sglang_dsl.runtime.model import adapter as invariant
+from sglang_dsl.runtime.model import check
+from sglang_dsl.runtime.model.load import LoadedModel, serve
+from sglang_dsl.runtime.model.options import ModelOptions
 
 pytestmark = pytest.mark.engine
 

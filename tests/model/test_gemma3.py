@@ -7,13 +7,13 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.model, pytest.mark.long, pytest.mark.timeout(900)]
 
-from examples.support_desk import preamble  # noqa: E402
-from sglang_dsl.errors import ModelNotFoundError  # noqa: E402
-from sglang_dsl.ir.specs import SamplingSpec  # noqa: E402
-from sglang_dsl.runtime.backends.local.opening import open_engine  # noqa: E402
-from sglang_dsl.runtime.model.load import read_model  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
-from sglang_dsl.runtime.supply import locate  # noqa: E402
+from examples.support_desk import preamble
+from sglang_dsl.errors import ModelNotFoundError
+from sglang_dsl.ir.specs import SamplingSpec
+from sglang_dsl.runtime.backends.local.opening import open_engine
+from sglang_dsl.runtime.model.load import read_model
+from sglang_dsl.runtime.model.options import ModelOptions
+from sglang_dsl.runtime.supply import locate
 
 NEW_TOKENS = 12
 GREEDY = SamplingSpec(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)

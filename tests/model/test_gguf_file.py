@@ -11,11 +11,13 @@ import pytest
 torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
 
-from sglang_dsl.errors import ModelLoadError  # noqa: E402
-from sglang_dsl.runtime.model.gguf_file import GgufFile  # noqa: E402
-from sglang_dsl.runtime.model.gguf_names import unpermute  # noqa: E402
-from sglang_dsl.runtime.model.load import load_model  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
+from sglang_dsl.errors import ModelLoadError
+from sglang_dsl.runtime.model.gguf import (
+    GgufFile,
+    unpermute,
+)
+from sglang_dsl.runtime.model.load import load_model
+from sglang_dsl.runtime.model.options import ModelOptions
 
 pytestmark = pytest.mark.engine
 

@@ -13,11 +13,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("gguf")
 pytestmark = pytest.mark.engine
 
-from sglang_dsl.errors import ModelLoadError  # noqa: E402
-from sglang_dsl.runtime.model.load import load_model, read_model  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
-from sglang_dsl.runtime.supply import locate  # noqa: E402
-from tests.model.conftest import random_model, write_gguf  # noqa: E402
+from sglang_dsl.errors import ModelLoadError
+from sglang_dsl.runtime.model.load import load_model, read_model
+from sglang_dsl.runtime.model.options import ModelOptions
+from sglang_dsl.runtime.supply import locate
+from tests.model.conftest import random_model, write_gguf
 
 IDS = torch.randint(0, 64, (1, 120), generator=torch.Generator().manual_seed(2))
 OPTIONS = ModelOptions(dtype="float32", device="cpu", kv_bytes=1 << 22)

@@ -10,10 +10,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.engine
 
-from sglang_dsl.errors import EngineClosedError  # noqa: E402
-from sglang_dsl.runtime.backends.local.opening import FirstUse  # noqa: E402
-from sglang_dsl.runtime.model import keep as module  # noqa: E402
-from sglang_dsl.runtime.model.keep import Keep  # noqa: E402
+from sglang_dsl.errors import EngineClosedError
+from sglang_dsl.runtime.backends.local.opening import FirstUse
+from sglang_dsl.runtime.model import weights as module
+from sglang_dsl.runtime.model.weights import Keep
 
 STATE = {"a": torch.arange(12.0).reshape(3, 4).bfloat16(), "b": torch.ones(3)}
 

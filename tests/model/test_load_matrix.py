@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.engine
 
-from benchmarks.load_matrix import compare, names  # noqa: E402
+from benchmarks.load_matrix import compare, names
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 RESULTS = {

@@ -15,12 +15,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.engine
 
-from benchmarks.load_matrix import plain_logprobs, tiny_model, write_folder  # noqa: E402
-from sglang_dsl.ir.specs import SamplingSpec  # noqa: E402
-from sglang_dsl.runtime.backends.local.opening import open_engine  # noqa: E402
-from sglang_dsl.runtime.engine.config import EngineConfig  # noqa: E402
-from sglang_dsl.runtime.engine.engine import Engine  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
+from benchmarks.load_matrix import plain_logprobs, tiny_model, write_folder
+from sglang_dsl.ir.specs import SamplingSpec
+from sglang_dsl.runtime.backends.local.opening import open_engine
+from sglang_dsl.runtime.engine.border import EngineConfig
+from sglang_dsl.runtime.engine.engine import Engine
+from sglang_dsl.runtime.model.options import ModelOptions
 
 IDS = torch.randint(3, 259, (400,), generator=torch.Generator().manual_seed(3)).tolist()
 OTHER = torch.randint(3, 259, (400,), generator=torch.Generator().manual_seed(4)).tolist()

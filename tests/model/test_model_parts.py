@@ -10,12 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.errors import ModelLoadError, SpecError  # noqa: E402
-from sglang_dsl.runtime.model import settings  # noqa: E402
-from sglang_dsl.runtime.model.linears import PackedLinear, can_pack, pack_linears  # noqa: E402
-from sglang_dsl.runtime.model.load import choose_device, choose_dtype  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
-from sglang_dsl.runtime.model.pools import Copy, KvPool, LayerShape  # noqa: E402
+from sglang_dsl.errors import ModelLoadError, SpecError
+from sglang_dsl.runtime.model import options as settings
+from sglang_dsl.runtime.model.adapter import Copy, KvPool, LayerShape
+from sglang_dsl.runtime.model.load import PackedLinear, can_pack, choose_device, choose_dtype, pack_linears
+from sglang_dsl.runtime.model.options import ModelOptions
 
 pytestmark = pytest.mark.engine
 
@@ -85,7 +84,7 @@ def test_choose_dtype_auto_is_what_the_processor_computes_in() -> None:
 
 def _apply_in_fresh_process(before: str, **variables: str) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")} | variables
-    code = f"{before}\nfrom sglang_dsl.runtime.model.settings import apply; a = apply(); assert apply() == a; import sys; print(a, 'torch' in sys.modules)"
+    code = f"{before}\nfrom sglang_dsl.runtime.model.options import apply; a = apply(); assert apply() == a; import sys; print(a, 'torch' in sys.modules)"
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     ).stdout

@@ -14,16 +14,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.engine
 
-from sglang_dsl.errors import ModelLoadError, SelfCheckError, SpecError  # noqa: E402
-from sglang_dsl.kernels.attention import QueryRow, plan_step  # noqa: E402
-from sglang_dsl.runtime.model import keep as keep_module  # noqa: E402
-from sglang_dsl.runtime.model import llama  # noqa: E402
-from sglang_dsl.runtime.model.adapter import TransformersDecoder  # noqa: E402
-from sglang_dsl.runtime.model.linears import PackedLinear, can_pack  # noqa: E402
-from sglang_dsl.runtime.model.llama import LlamaDecoder, LlamaShape, llama_shape  # noqa: E402
-from sglang_dsl.runtime.model.load import LoadedModel, load_model, serve  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
-from sglang_dsl.runtime.supply import fingerprint as fingerprints  # noqa: E402
+from sglang_dsl.errors import ModelLoadError, SelfCheckError, SpecError
+from sglang_dsl.kernels.attention import QueryRow, plan_step
+from sglang_dsl.runtime.model import llama
+from sglang_dsl.runtime.model import weights as keep_module
+from sglang_dsl.runtime.model.adapter import TransformersDecoder
+from sglang_dsl.runtime.model.llama import LlamaDecoder, LlamaShape, llama_shape
+from sglang_dsl.runtime.model.load import LoadedModel, PackedLinear, can_pack, load_model, serve
+from sglang_dsl.runtime.model.options import ModelOptions
+from sglang_dsl.runtime.supply import models as fingerprints
 
 MakeModel = Callable[[str], Any]
 LLAMA3 = {

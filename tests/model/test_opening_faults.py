@@ -13,11 +13,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.engine
 
-from benchmarks.load_matrix import OPTIONS, plain_logprobs, tiny_model, write_folder  # noqa: E402
-from sglang_dsl.errors import DslError, ModelLoadError  # noqa: E402
-from sglang_dsl.ir.specs import SamplingSpec  # noqa: E402
-from sglang_dsl.runtime.backends.local.opening import open_engine  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
+from benchmarks.load_matrix import OPTIONS, plain_logprobs, tiny_model, write_folder
+from sglang_dsl.errors import DslError, ModelLoadError
+from sglang_dsl.ir.specs import SamplingSpec
+from sglang_dsl.runtime.backends.local.opening import open_engine
+from sglang_dsl.runtime.model.options import ModelOptions
 
 IDS = torch.randint(3, 259, (700,), generator=torch.Generator().manual_seed(3)).tolist()
 ONE = SamplingSpec(max_tokens=1, temperature=0)

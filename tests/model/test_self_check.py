@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.errors import ModelLoadError, SelfCheckError  # noqa: E402
-from sglang_dsl.kernels.attention import attend  # noqa: E402
-from sglang_dsl.runtime.model import adapter, check  # noqa: E402
-from sglang_dsl.runtime.model.load import load_model, serve  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
+from sglang_dsl.errors import ModelLoadError, SelfCheckError
+from sglang_dsl.kernels.attention import attend
+from sglang_dsl.runtime.model import adapter, check
+from sglang_dsl.runtime.model.load import load_model, serve
+from sglang_dsl.runtime.model.options import ModelOptions
 
 pytestmark = pytest.mark.engine
 

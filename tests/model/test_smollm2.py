@@ -11,16 +11,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.model, pytest.mark.timeout(900)]
 
-from sglang_dsl import State, gen, program  # noqa: E402
-from sglang_dsl.errors import ModelNotFoundError  # noqa: E402
-from sglang_dsl.ir.specs import RunOptions, SamplingSpec  # noqa: E402
-from sglang_dsl.runtime.backends.interpreted import InterpretedExecutor  # noqa: E402
-from sglang_dsl.runtime.backends.local.opening import open_engine  # noqa: E402
-from sglang_dsl.runtime.engine.config import EngineConfig  # noqa: E402
-from sglang_dsl.runtime.engine.engine import Engine  # noqa: E402
-from sglang_dsl.runtime.model.load import read_model  # noqa: E402
-from sglang_dsl.runtime.model.options import ModelOptions  # noqa: E402
-from sglang_dsl.runtime.supply import locate  # noqa: E402
+from sglang_dsl import State, gen, program
+from sglang_dsl.errors import ModelNotFoundError
+from sglang_dsl.ir.specs import RunOptions, SamplingSpec
+from sglang_dsl.runtime.backends.interpreted import InterpretedExecutor
+from sglang_dsl.runtime.backends.local.opening import open_engine
+from sglang_dsl.runtime.engine.border import EngineConfig
+from sglang_dsl.runtime.engine.engine import Engine
+from sglang_dsl.runtime.model.load import read_model
+from sglang_dsl.runtime.model.options import ModelOptions
+from sglang_dsl.runtime.supply import locate
 
 NEW_TOKENS = 24
 GREEDY = SamplingSpec(max_tokens=NEW_TOKENS, temperature=0, ignore_eos=True)

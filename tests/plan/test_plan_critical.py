@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from sglang_dsl.runtime.plan.critical import longest_path
+from sglang_dsl.runtime.interpret.entries import longest_path
 
 
 def test_longest_path_takes_the_heaviest_branch() -> None:

@@ -13,7 +13,7 @@ from canary import CanaryWorker
 from sglang_dsl.errors import ModelNotFoundError
 from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.runtime.backends.local.worker import TorchWorker
-from sglang_dsl.runtime.engine.config import EngineConfig
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.model.load import load_model
 from sglang_dsl.runtime.model.options import ModelOptions

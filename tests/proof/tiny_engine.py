@@ -11,8 +11,8 @@ import torch
 from canary import CanaryWorker
 
 from sglang_dsl.runtime.backends.local.worker import TorchWorker
+from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.clock import VirtualClock
-from sglang_dsl.runtime.engine.config import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.model.load import serve
 from sglang_dsl.runtime.model.options import ModelOptions

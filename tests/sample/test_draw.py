@@ -10,10 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.ir.specs import SamplingSpec  # noqa: E402
-from sglang_dsl.runtime.sample.draw import draw, is_greedy  # noqa: E402
-from sglang_dsl.runtime.sample.noise import uniform  # noqa: E402
-from sglang_dsl.runtime.sample.order import largest  # noqa: E402
+from sglang_dsl.ir.specs import SamplingSpec
+from sglang_dsl.runtime.sample.sampler import (
+    draw,
+    is_greedy,
+    largest,
+    uniform,
+)
 
 pytestmark = pytest.mark.engine
 

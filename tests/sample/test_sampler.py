@@ -10,11 +10,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.errors import SamplingError  # noqa: E402
-from sglang_dsl.ir.specs import SamplingSpec  # noqa: E402
-from sglang_dsl.runtime.sample.masks import apply_masks, empty_masks  # noqa: E402
-from sglang_dsl.runtime.sample.sampler import Draw, sample  # noqa: E402
-from sglang_dsl.runtime.sample.sequence import SampledSequence  # noqa: E402
+from sglang_dsl.errors import SamplingError
+from sglang_dsl.ir.specs import SamplingSpec
+from sglang_dsl.runtime.sample.masks import apply_masks, empty_masks
+from sglang_dsl.runtime.sample.sampler import (
+    Draw,
+    SampledSequence,
+    sample,
+)
 
 pytestmark = pytest.mark.engine
 

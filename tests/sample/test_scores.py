@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.runtime.sample.scores import logprobs, token_score  # noqa: E402
+from sglang_dsl.runtime.sample.sampler import logprobs, token_score
 
 pytestmark = pytest.mark.engine
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 import pytest
 
 from sglang_dsl.ir.specs import SamplingSpec
-from sglang_dsl.runtime.cache.namespace import Namespace
+from sglang_dsl.runtime.cache.keys import Namespace
 from sglang_dsl.runtime.schedule.config import SchedulerConfig, WorkerFacts
-from sglang_dsl.runtime.schedule.progress import Progress
-from sglang_dsl.runtime.schedule.request import GenerateRequest, ScoreRequest
+from sglang_dsl.runtime.schedule.request import GenerateRequest, Progress, ScoreRequest
 from sglang_dsl.runtime.schedule.scheduler import Scheduler
 from sglang_dsl.runtime.schedule.step import Sampled, Scored, StepPlan, StepResult
 

@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from sglang_dsl.runtime.schedule.levels import depth_first, shared_levels
 from sglang_dsl.runtime.schedule.step import Group
+from sglang_dsl.runtime.schedule.step_builder import depth_first, shared_levels
 
 
 def path(*steps):

@@ -8,8 +8,7 @@ tree's own tests; sglang-omni#1704 (two threads) by the pool's. Not possible her
 
 from __future__ import annotations
 
-from sglang_dsl.runtime.cache.keys import pack
-from sglang_dsl.runtime.cache.namespace import Namespace
+from sglang_dsl.runtime.cache.keys import Namespace, pack
 from sglang_dsl.runtime.schedule.step import StepPlan
 
 PROMPT = tuple(range(30))

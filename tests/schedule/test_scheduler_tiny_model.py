@@ -8,9 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sglang_dsl.ir.specs import SamplingSpec  # noqa: E402
-from sglang_dsl.runtime.cache.namespace import Namespace  # noqa: E402
-from sglang_dsl.runtime.schedule.request import GenerateRequest, ScoreRequest  # noqa: E402
+from sglang_dsl.ir.specs import SamplingSpec
+from sglang_dsl.runtime.cache.keys import Namespace
+from sglang_dsl.runtime.schedule.request import GenerateRequest, ScoreRequest
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 

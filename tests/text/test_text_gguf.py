@@ -19,14 +19,11 @@ from text_files import (
 )
 
 from sglang_dsl.errors import ModelLoadError, SpecError
-from sglang_dsl.runtime.text.bos import with_bos
 from sglang_dsl.runtime.text.bpe_tokenizer import BpeTokenizer, Vocabulary
-from sglang_dsl.runtime.text.gguf_header import TensorInfo, read_header
-from sglang_dsl.runtime.text.gguf_tokenizer import tokenizer_from_gguf
+from sglang_dsl.runtime.text.gguf import PRE_TOKENIZERS, TensorInfo, read_header, tokenizer_from_gguf
 from sglang_dsl.runtime.text.load import load_text
-from sglang_dsl.runtime.text.plain_templates import ChatMlTemplate, LabelTemplate
-from sglang_dsl.runtime.text.pre_tokenizers import PRE_TOKENIZERS
-from sglang_dsl.runtime.text.protocol import TextPiece, Turn
+from sglang_dsl.runtime.text.plain import ChatMlTemplate, LabelTemplate
+from sglang_dsl.runtime.text.tokenizer import TextPiece, Turn, with_bos
 
 
 def tokenizer(**changes):

@@ -14,7 +14,7 @@ from text_files import CHATML
 
 from sglang_dsl.errors import ModelLoadError, RoleError
 from sglang_dsl.runtime.text.load import LoadedText, load_text
-from sglang_dsl.runtime.text.protocol import TextPiece, Turn
+from sglang_dsl.runtime.text.tokenizer import TextPiece, Turn
 
 pytestmark = pytest.mark.engine
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from text_files import CHATML, SPECIAL, write_folder
 
 from sglang_dsl.runtime.text.load import LoadedText, load_text
-from sglang_dsl.runtime.text.protocol import TextPiece, Turn
+from sglang_dsl.runtime.text.tokenizer import TextPiece, Turn
 
 pytestmark = pytest.mark.engine
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from sglang_dsl.errors import SpecError
 from sglang_dsl.ir.specs import SamplingSpec
+from sglang_dsl.runtime.backends.interpreted import seam_difference
 from sglang_dsl.runtime.text.output import OutputText
-from sglang_dsl.runtime.text.protocol import TextPiece, Turn
-from sglang_dsl.runtime.text.seams import seam_difference
+from sglang_dsl.runtime.text.tokenizer import TextPiece, Turn
 
 pytestmark = pytest.mark.model
 

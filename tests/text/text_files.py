@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from sglang_dsl.runtime.text.byte_alphabet import byte_of_char
+from sglang_dsl.runtime.text.bpe_tokenizer import byte_of_char
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 CHATML = (

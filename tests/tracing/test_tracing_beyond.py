@@ -10,7 +10,7 @@ from trial_runs import breaks, everything, run_body
 
 from sglang_dsl import RunOptions, State, gen, program, select
 from sglang_dsl.errors import ExportError
-from sglang_dsl.frontend.tracing.samples import NASTY, Samples
+from sglang_dsl.frontend.tracing.rehearsal import NASTY, Samples
 from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.json_format import dumps, loads
 from sglang_dsl.ir.nodes import Gen, Switch

@@ -10,7 +10,7 @@ from trial_runs import breaks, kinds
 
 from sglang_dsl import RunOptions, State, gen, program, role, select, tool, user
 from sglang_dsl.errors import SpecError, TraceError
-from sglang_dsl.frontend.tracing.tags import Tags, holds_tag
+from sglang_dsl.frontend.tracing.shapes import Tags, holds_tag
 from sglang_dsl.ir.nodes import Concat, Constant, DictOf, ListOf, Reference, Return, Select, Tool
 from sglang_dsl.runtime.backends.mock import mock
 

@@ -13,7 +13,7 @@ from trial_runs import assert_same, breaks, everything
 
 from sglang_dsl import State, gen, program, select
 from sglang_dsl.errors import ExportError
-from sglang_dsl.frontend.values import Abstract
+from sglang_dsl.frontend.tracing.values import Abstract
 from sglang_dsl.ir.nodes import Break, Reference, Switch, Text
 
 CHOICES = ["yes", "no", "two words"]

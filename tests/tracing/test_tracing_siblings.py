@@ -15,7 +15,7 @@ from trial_runs import assert_same, breaks, did, everything, run_body, run_graph
 import sglang_dsl.sglang as sgl
 from sglang_dsl import State, gen, program, select
 from sglang_dsl.frontend.tracing import explore
-from sglang_dsl.frontend.tracing.samples import NASTY, Samples
+from sglang_dsl.frontend.tracing.rehearsal import NASTY, Samples
 from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.json_format import dumps, loads
 from sglang_dsl.ir.nodes import Gen, Switch

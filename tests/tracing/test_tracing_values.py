@@ -14,7 +14,7 @@ from trial_runs import assert_same, breaks, everything, kinds
 
 from sglang_dsl import State, gen, program, select, tool
 from sglang_dsl.frontend.tracing.shapes import Data, Finite, Maybe, Number, Opaque, Text, of_schema, of_type, whole
-from sglang_dsl.frontend.values import Unknown
+from sglang_dsl.frontend.tracing.values import Unknown
 from sglang_dsl.ir.nodes import Operation, Plain, Reference, Return, Switch
 from sglang_dsl.ir.nodes import Text as TextNode
 

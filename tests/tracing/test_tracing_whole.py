@@ -10,11 +10,11 @@ import pytest
 from trial_runs import assert_same, breaks
 
 from sglang_dsl import RunOptions, State, execute, gen, program, select
-from sglang_dsl.ir.evaluation import arm_of, same
 from sglang_dsl.ir.execution import RunSpec
 from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.json_format import dumps, loads
 from sglang_dsl.ir.nodes import Arm
+from sglang_dsl.ir.semantics import arm_of, same
 from sglang_dsl.ir.text_format import parse, print_graph
 from sglang_dsl.ir.verify import findings
 from sglang_dsl.runtime.backends.mock import mock

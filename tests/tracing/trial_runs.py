@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sglang_dsl.frontend.tracing.rehearsal import Performance, Rehearsal
-from sglang_dsl.frontend.tracing.samples import NASTY, Samples
+from sglang_dsl.frontend.tracing.rehearsal import NASTY, Performance, Rehearsal, Samples
 from sglang_dsl.ir.execution import RunSpec, execute
 from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.nodes import Break, Loop, Map, Node, Switch

@@ -16,10 +16,11 @@ from ...errors import ProgramError, SpecError
 from ...ir.execution import Outcome
 from ...ir.nodes import Operation, Reasoning, Reference
 from ...ir.specs import SelectMethod
-from .. import primitives, roles
+from .. import primitives
+from .. import primitives as roles
 from ..bindings import Bound, Convert, Gathered
+from ..call_sites import caller_origin
 from ..expressions import Chain, Draft, Expression, Generation, Handle, Picture, Selection, Turn, TurnBegin, TurnEnd
-from ..sites import caller_origin
 
 token_length_normalized: SelectMethod = "mean"
 greedy_token_selection: SelectMethod = "greedy"

@@ -14,11 +14,11 @@ from ...ir.execution import Executor
 from ...ir.graph import Graph
 from ...ir.specs import RunOptions
 from ..batch import run_all
+from ..call_sites import Sites, caller_origin
 from ..program import Program
 from ..recorder import LiveRecorder
 from ..result import Result
-from ..settings import settled, use
-from ..sites import Sites, caller_origin
+from ..session import settled, use
 from ..state import State
 from .calls import Sampling, run_sampling
 from .states import ProgramState
@@ -103,7 +103,7 @@ class SglFunction:
 
     def trace(self, *, backend: Backend = None, **kwargs: Any) -> Graph:
         """The graph, without a model; arguments that are not given stay unknown."""
-        from ..tracer import trace
+        from ..tracing.tracer import trace
 
         given = {**self.bind_arguments, **kwargs}
         unknown = tuple(name for name in self.arg_names if name not in given)

@@ -9,5 +9,5 @@
     items     nodes loosened from their context, and linked again
     regions   paths that part and meet, as Switch nodes
 
-`frontend/values.py` has the abstract values, `frontend/tracer.py` puts the parts together.
+`frontend/tracing/values.py` has the abstract values, `frontend/tracing/tracer.py` puts the parts together.
 """

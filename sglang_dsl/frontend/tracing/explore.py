@@ -19,7 +19,7 @@ from ...ir.nodes import Expression, Fork, Node, Reference
 from .decisions import Decision, Group
 from .items import Item, filled, forks_needed, holes, outline, parts_of, translated
 from .regions import Meeting, Seen, merged
-from .walk import Walk
+from .trace import Walk
 
 MAX_PATHS = 256
 MAX_ROUNDS = 24  # of a loop or a recursion that goes on by what it asks: most have no end of their own

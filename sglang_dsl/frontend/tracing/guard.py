@@ -3,10 +3,14 @@
 Python tells an audit hook of everything that leaves the process. The hook stays installed for the process's life (there is
 no way to remove one) and does nothing but look at one thread-local, unless this thread is tracing. The same is done to the start of
 threads, of which Python tells only in part.
+
+Running a body under the guard, whether it is a function or a coroutine function.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import os
 import random
 import sys
@@ -15,7 +19,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
+
+from ...ir.execution import no_models
 
 _EFFECTS = {
     "builtins.input": "asked for input",
@@ -127,3 +133,60 @@ def _effect(event: str, args: tuple[Any, ...]) -> str:
 def _is_cache(path: object) -> bool:
     """Whether it is Python's own cache of an import, or no file at all."""
     return isinstance(path, (str, bytes)) and ("__pycache__" in os.fsdecode(path) or os.fsdecode(path) == os.devnull)
+
+
+R = TypeVar("R")
+
+
+def driven(call: Callable[[], Any], refuse: Callable[[str], Any], *, asynchronous: bool) -> Any:
+    """What `call()` gives, or what its coroutine does; `refuse`: see `no_effects`."""
+    if not asynchronous:
+        with _kept_inside(refuse):
+            return call()
+    found: list[Any] = []  # a task's own result is shown in places, and showing an abstract value is asking
+
+    async def follow() -> None:
+        found.append(await call())
+
+    with asyncio.Runner() as runner:
+        runner.get_loop()  # makes its sockets before the guard stands
+        with _kept_inside(refuse):
+            runner.run(follow())
+    return found[0]
+
+
+@contextmanager
+def _kept_inside(refuse: Callable[[str], Any]) -> Iterator[None]:
+    """Nothing leaves the process and no model is asked."""
+    with no_models(lambda what: refuse(f"{what}, and a trace asks no model")), no_effects(refuse):
+        yield
+
+
+def outside_of_loops(work: Callable[[], R], *, asynchronous: bool) -> R:
+    """`work()`; where it drives coroutines and this thread's loop is running already, in a thread of its own."""
+    if not asynchronous or not _loop_is_running():
+        return work()
+    found: list[R] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001  raised below, in the caller's thread
+            failed.append(error)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

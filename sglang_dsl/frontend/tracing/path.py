@@ -27,24 +27,20 @@ from ...ir.nodes import (
     Text,
 )
 from ..bindings import Bound
+from ..call_sites import Site, Sites, user_origin
 from ..data import Find, Writer, json_constant, object_constant
-from ..recorder import ended
-from ..regions import Body, given, is_async, run_map
-from ..settings import settled
-from ..sites import Site, Sites
-from ..values import Unknown, exact, is_abstract
-from ..waiting import on_some_stack
-from .control import follow_loop, follow_map, follow_switch
-from .decisions import Chooser, Decision, Group, Stop, way_out
-from .guesses import Guesses
+from ..greenlets import on_some_stack
+from ..recorder import Body, ended, given, is_async, run_map
+from ..session import settled
+from .control_flow import follow_loop, follow_map, follow_switch, value_of
+from .decisions import Chooser, Decision, Group, Guesses, Stop, way_out
 from .items import Line
-from .origins import user_origin
-from .reading import value_of
 from .shapes import whole
+from .values import Unknown, exact, is_abstract
 
 if TYPE_CHECKING:
     from ..tools import Tool
-    from .follower import Trace
+    from .trace import Trace
 
 
 class Path:
@@ -52,7 +48,7 @@ class Path:
 
     script: decisions to take again, in order. choose: takes the ones after. before: nodes that the script's run had
     appended when it came to the last of them: the body has to append the same again. guesses: answers to what only a model can
-    say, for a run that shows what comes beyond a Break (`beyond.py`): such a run has Breaks in it and goes on.
+    say, for a run that shows what comes beyond a Break (`tracer.py`): such a run has Breaks in it and goes on.
     """
 
     tracing = True

@@ -19,14 +19,13 @@ from typing import Any
 from ..execution import Meter, Outcome, Segment
 from ..graph import Graph
 from ..nodes import Gen, Join, ModelCall, Node, Plain, Raw, Reference, Select, Text, data_of
-from ..path_text import PathText
-from ..rendering import rendered
+from ..outcome import PathText
+from ..prompts import rendered
 from ..specs import spelled
-from .folding import folded_forks
-from .labels import Names, missing_of, names_of, notes, printable, show, show_reference, title
+from .labels import Names, missing_of, names_of, notes, printable, show, show_reference, title, ways, ways_taken
+from .picture import folded_forks
 from .status import PLANNED, Account, unjoined
 from .timeline import Call, calls_of_run
-from .ways import ways, ways_taken
 
 SCRIPTS = ("model.js", "layout.js", "paint.js", "panel.js", "timeline.js", "main.js")
 SHOWN_VALUE_CHARACTERS = 20_000

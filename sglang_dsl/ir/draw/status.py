@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from ...errors import CancelledError, DslError
-from ..evaluation import evaluate
 from ..execution import MISSING, Meta, Outcome
 from ..graph import Graph
 from ..nodes import Break, Gen, Input, Join, Loop, Map, Node, Select, Switch, Tool, data_of, subgraphs
 from ..outcome_codec import RecordedError
-from .labels import printable, shorten
-from .ways import in_graph, ways_taken
+from ..semantics import evaluate
+from .labels import in_graph, printable, shorten, ways_taken
 
 State: TypeAlias = Literal["planned", "done", "failed", "cancelled", "lost", "unreached"]
 STRUCK_OUT: frozenset[State] = frozenset({"cancelled", "lost"})

@@ -6,10 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
-from .dot import colors_of
-from .folding import Plan
 from .labels import missing_of, printable, shorten
-from .picture import Box, Link, Picture, picture_of
+from .markup import colors_of
+from .picture import Box, Link, Picture, Plan, picture_of
 from .status import Account
 
 BOX_W = 236

@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..analysis import calls_of
 from ..graph import Graph
 from ..nodes import Fork, Join, Node, RoleBegin, RoleEnd, Text, subgraphs
-from .folding import Plan, hidden_nodes
-from .labels import Names, counts, missing_of, names_of, notes, printable, title
-from .picture import Picture, picture_of, said_meanwhile
+from .labels import Names, counts, missing_of, names_of, notes, printable, title, ways, ways_taken
+from .picture import Picture, Plan, hidden_nodes, picture_of, said_meanwhile
 from .status import PLANNED, STRUCK_OUT, Account, unjoined
-from .ways import ways, ways_taken
 
 if TYPE_CHECKING:
     from rich.text import Text as RichText

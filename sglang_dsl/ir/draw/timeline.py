@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from ...errors import SpecError
 from ..execution import Meta, Outcome
 from ..graph import Graph
-from .labels import names_of, title
-from .ways import instances
+from .labels import instances, names_of, title
 
 
 class Call(NamedTuple):

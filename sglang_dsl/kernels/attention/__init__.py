@@ -13,10 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import cpu, portable, reference
-from .blocks import BlockVisit, attend_blocks
-from .blocks import plan_blocks as plan_visits
-from .cascade import Cascade
+from . import reference
+from .cascade import BlockVisit, Cascade, attend_blocks, partial_cpu, partial_portable, supports
+from .cascade import plan_blocks as plan_visits
 from .plan import AttentionPlan, ExtraWrite, QueryRow, SharedKeys, plan_step, slots_of
 
 __all__ = [
@@ -66,7 +65,7 @@ def attend(
     _check(q, k, v, keys, values, plan)
     if layer.softcap:
         return reference.attend(q, keys, values, plan, scale=layer.scale, window=layer.window, chunk=layer.chunk, softcap=layer.softcap, sinks=layer.sinks)  # fmt: skip
-    partial = cpu.partial if cpu.supports(q, v) else portable.partial
+    partial = partial_cpu if supports(q, v) else partial_portable
     out, lse = Cascade(q, k, v, keys, values, plan, layer.scale, partial).run(layer.window, layer.chunk)
     return _with_sinks(out, lse, layer.sinks)
 
@@ -81,7 +80,7 @@ def attend_invariant(
     """
     if layer.softcap:
         raise ValueError("soft-capped attention scores have no batch-invariant path")
-    partial = cpu.partial if cpu.supports(q, values) else portable.partial
+    partial = partial_cpu if supports(q, values) else partial_portable
     out, lse = attend_blocks(q, keys, values, visits, scale=layer.scale, partial=partial)
     return _with_sinks(out, lse, layer.sinks)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .keys import TOKEN_BYTES
-from .namespace import Namespace
+from .keys import TOKEN_BYTES, Namespace
 
 
 class Node:

@@ -25,8 +25,7 @@ from weakref import WeakKeyDictionary
 
 from ...errors import IntegrityError
 from .eviction import EvictionPolicy, EvictionQueue, lru
-from .keys import TOKEN_BYTES, TokenIds, TokenStore, common_bytes
-from .namespace import Namespace
+from .keys import TOKEN_BYTES, Namespace, TokenIds, TokenStore, common_bytes
 from .node import Inserted, Match, Node, Overlap, Receipt
 
 REMEMBERED_BRANCHINGS = 32  # how far up a prompt's branchings it is looked for a trail

@@ -3,18 +3,133 @@
 A state is a set of stacks: what may come next, and what after it. Stacks are shared linked lists and both they and the states
 are interned, so that a step taken before costs one dictionary look-up. This is a nondeterministic pushdown automaton simulated in
 breadth, as in Lang, "Deterministic techniques for efficient non-deterministic parsers" (1974), with counters for repeats.
+
+How short a text an expression can match, and what follows from it: dead parts, emptiness, left recursion.
+
+Random texts that satisfy a constraint: what a mock answers where nothing is scripted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
+from random import Random
 from threading import Lock
 
 from ...errors import ConstraintError
-from .charset import CharSet
-from .grammar import Alt, Chars, Expr, Grammar, Ref, Repeat, Seq, Text
-from .lengths import shortest, shortest_rules
+from .grammar import NOTHING, WHITESPACE, Alt, Chars, CharSet, Expr, Grammar, Ref, Repeat, Seq, Text, alt, repeat, seq
+
+
+def shortest(expr: Expr, rules: Mapping[str, float]) -> float:
+    """Characters of the shortest match, given those of the rules; infinity if there is none."""
+    match expr:
+        case Text(text):
+            return len(text)
+        case Chars():
+            return 1
+        case Seq(parts):
+            return sum(shortest(part, rules) for part in parts)
+        case Alt(options):
+            return min((shortest(option, rules) for option in options), default=math.inf)
+        case Repeat(item, low, _):
+            return low * shortest(item, rules) if low else 0
+        case Ref(name):
+            return rules[name]
+
+
+def shortest_rules(grammar: Grammar) -> dict[str, float]:
+    """Characters of the shortest match of every rule, by fixpoint from infinity downwards."""
+    lengths = dict.fromkeys(grammar.rules, math.inf)
+    order = list(grammar.rules)
+    changed = True
+    while changed:
+        changed = False
+        for name in order:
+            length = shortest(grammar.rules[name], lengths)
+            if length < lengths[name]:
+                lengths[name], changed = length, True
+        order.reverse()  # parts stand before what holds them, references after: each direction settles one kind
+    return lengths
+
+
+def checked(grammar: Grammar, empty_message: str) -> Grammar:
+    """The grammar without parts that can never be finished.
+
+    Raises:
+        ConstraintError: it matches nothing, a rule begins with itself, or it is too large.
+    """
+    lengths = shortest_rules(grammar)
+    if shortest(grammar.root, lengths) == math.inf:
+        raise ConstraintError(
+            empty_message, hint="look for contradictory bounds, empty enums and schemas that need themselves"
+        )
+    _check_left_recursion(grammar, lengths)
+    if all(length < math.inf for length in lengths.values()):
+        return grammar
+    return Grammar(
+        _alive(grammar.root, lengths),
+        {n: _alive(e, lengths) for n, e in grammar.rules.items() if lengths[n] < math.inf},
+    )
+
+
+def _alive(expr: Expr, lengths: Mapping[str, float]) -> Expr:
+    match expr:
+        case Ref(name) if lengths[name] == math.inf:
+            return NOTHING
+        case Seq(parts):
+            return seq(*(_alive(part, lengths) for part in parts))
+        case Alt(options):
+            return alt(*(_alive(option, lengths) for option in options))
+        case Repeat(item, low, high):
+            alive = _alive(item, lengths)
+            return expr if alive is item else repeat(alive, low, high)
+        case _:
+            return expr
+
+
+def _check_left_recursion(grammar: Grammar, lengths: Mapping[str, float]) -> None:
+    edges = {name: _beginnings(rule, lengths) for name, rule in grammar.rules.items()}
+    done: set[str] = set()
+    for start in edges:
+        path: list[str] = []
+        work = [(start, False)]
+        while work:
+            name, leaving = work.pop()
+            if leaving:
+                path.remove(name)
+                done.add(name)
+            elif name in path:
+                raise ConstraintError(
+                    f"{name} refers to itself before anything else",
+                    hint="a recursive schema has to go through an object or array",
+                )
+            elif name not in done:
+                path.append(name)
+                work.append((name, True))
+                work += [(child, False) for child in edges[name]]
+
+
+def _beginnings(expr: Expr, lengths: Mapping[str, float]) -> set[str]:
+    """The rules an expression may begin with."""
+    match expr:
+        case Ref(name):
+            return {name}
+        case Alt(options):
+            return set().union(*(_beginnings(option, lengths) for option in options))
+        case Repeat(item, _, _):
+            return _beginnings(item, lengths)
+        case Seq(parts):
+            found: set[str] = set()
+            for part in parts:
+                found |= _beginnings(part, lengths)
+                if shortest(part, lengths) > 0:
+                    break
+            return found
+        case _:
+            return set()
+
 
 MAX_STACKS = 4_000  # in one state; more means the grammar is too ambiguous to follow
 MAX_STATES = 20_000  # remembered at once; beyond, the memory is emptied and refilled
@@ -178,3 +293,55 @@ def next_set(top: Stack) -> CharSet:
     if isinstance(expr, Chars):
         return expr.chars
     raise TypeError(f"{expr} is not a character")
+
+
+_USUAL = CharSet.of_ranges([(ord("a"), ord("z"))])
+_COMMON = CharSet.of_ranges([(0x20, 0x7E)])
+_CLASS_WEIGHT = 6  # of a character class against a fixed text: strings get some length
+
+
+def completion(automaton: Automaton, text: str, rng: Random, free_characters: int) -> str:
+    """A random text such that `text` + it satisfies the constraint; "" if `text` does already and must end.
+
+    After about `free_characters` choices the shortest way to the end is taken.
+
+    Raises:
+        ValueError: nothing that begins with `text` satisfies the constraint.
+    """
+    state: State | None = automaton.start
+    for character in text:
+        state = automaton.step(state, character) if state else None
+    if state is None:
+        raise ValueError(f"no text that begins with {text[-40:]!r} satisfies the constraint")
+    written: list[str] = []
+    while not _ends(state, rng, hurry=len(written) >= free_characters):
+        top = _chosen(state, rng, hurry=len(written) >= free_characters)
+        written.append(_character(top, rng))
+        following = automaton.step(state, written[-1])
+        if following is None:
+            raise ValueError("the automaton refused its own character")
+        state = following
+    return "".join(written)
+
+
+def _ends(state: State, rng: Random, *, hurry: bool) -> bool:
+    return state.accepting and (hurry or not state.tops or rng.random() < 1 / (1 + _CLASS_WEIGHT))
+
+
+def _chosen(state: State, rng: Random, *, hurry: bool) -> Stack:
+    """A way to go on; white space only where there is no other."""
+    tops = [top for top in state.tops if next_set(top) != WHITESPACE] or list(state.tops)
+    if hurry:
+        return min(tops, key=lambda top: top.shortest)
+    return rng.choices(tops, [_CLASS_WEIGHT if isinstance(top.expr, Chars) else 1 for top in tops])[0]
+
+
+def _character(top: Stack, rng: Random) -> str:
+    members = _legible(next_set(top))
+    return members.character(rng.randrange(len(members)))
+
+
+@lru_cache(maxsize=256)
+def _legible(members: CharSet) -> CharSet:
+    """The most legible part of a set."""
+    return members & _USUAL or members & _COMMON or members

@@ -2,6 +2,8 @@
 
 Properties are written in the schema's order. Objects that say nothing about additional properties are closed.
 Source: JSON Schema 2020-12 (Core and Validation); draft-07's `definitions` and tuple `items` are not rewritten.
+
+Numeric bounds of a schema.
 """
 
 from __future__ import annotations
@@ -9,32 +11,60 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from ...errors import ConstraintError
-from .alternatives import disjoint, filtered
-from .charset import WHITESPACE, CharSet
-from .findings import Finding
-from .formats import ANNOTATIONS as SHOWN_FORMATS
-from .formats import format_expr, known_formats
-from .grammar import NOTHING, Chars, Expr, Grammar, Ref, alt, one_of, optional, repeat, seq, text
-from .json_bounds import bound, first_whole, last_whole, tighter
-from .json_objects import ObjectGrammar, ObjectShape
+from .automaton import checked
+from .grammar import NOTHING, WHITESPACE, Chars, CharSet, Expr, Grammar, Ref, alt, one_of, optional, repeat, seq, text
+from .json_objects import ObjectGrammar, ObjectShape, bounded, counted, repeats_one_character, spans_within
+from .json_text import ANNOTATIONS as SHOWN_FORMATS
 from .json_text import (
     decimal_range_expr,
+    format_expr,
     integer_expr,
+    known_formats,
     number_expr,
     quoted,
     string_expr,
     value_expr,
     written,
 )
-from .lengths import checked
-from .limits import LIMITS, load_json
-from .normalise import Refs, Schema, merge, refused
+from .limits import LIMITS, Finding, load_json
+from .normalise import TYPES, Refs, Schema, disjoint, filtered, merge, refused
 from .regex import ECMA_AND_PYTHON, search_expr
-from .shapes import TYPES
-from .string_bounds import bounded, counted, repeats_one_character, spans_within
+
+
+def bound(schema: dict[str, Any], keyword: str) -> Decimal | None:
+    """A number keyword, exactly as written; None where it is not given."""
+    value = schema.get(keyword)
+    return None if value is None else Decimal(str(value))
+
+
+def tighter(
+    inclusive: Decimal | None, exclusive: Decimal | None, pick: Callable[[Decimal, Decimal], Decimal]
+) -> tuple[Decimal | None, bool]:
+    """The bound that counts, and whether it is exclusive."""
+    if inclusive is None or exclusive is None:
+        return (exclusive, True) if exclusive is not None else (inclusive, False)
+    return pick(inclusive, exclusive), pick(inclusive, exclusive) == exclusive
+
+
+def first_whole(low: Decimal | None, *, above: bool) -> int | None:
+    """The least whole number above an (exclusive) lower bound."""
+    if low is None:
+        return None
+    whole = int(low.to_integral_value(rounding="ROUND_CEILING"))
+    return whole + 1 if above and whole == low else whole
+
+
+def last_whole(high: Decimal | None, *, below: bool) -> int | None:
+    """The greatest whole number below an (exclusive) upper bound."""
+    if high is None:
+        return None
+    whole = int(high.to_integral_value(rounding="ROUND_FLOOR"))
+    return whole - 1 if below and whole == high else whole
+
 
 _UNENFORCED = frozenset(
     [

@@ -1,11 +1,14 @@
-"""Limits on what a constraint may cost, checked before anything is compiled."""
+"""Limits on what a constraint may cost, checked before anything is compiled.
+
+What an audit says about a constraint: which keywords are narrowed, and which cannot be enforced.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import ConstraintError, SpecError
 from ...ir.specs import MOST_TOKENS, whole
@@ -114,3 +117,20 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One keyword that the grammar does not say exactly.
+
+    path: JSON pointer of the schema that holds it. severity `narrows`: every output is still valid, some valid values are never
+    written. `weakens`: outputs may break the keyword (refused unless weakening was asked for).
+    """
+
+    path: str
+    keyword: str
+    severity: Literal["narrows", "weakens"]
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.keyword!r} at {self.path or '#'} {self.detail}"

@@ -1,17 +1,101 @@
 """Schemas as conjunctions of plain keywords: `$ref` beside siblings and `allOf` are merged, so that nothing is dropped.
 
 Merging two schemas gives one that allows exactly what both allow. What cannot be merged is refused with its JSON path.
+
+What the value of each schema keyword has to look like, checked before anything is read from it.
+
+Which alternatives exclude each other, and which listed values a schema leaves.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
+from itertools import combinations
 from typing import Any, TypeAlias
 
 from ...errors import ConstraintError
 from .limits import LIMITS
-from .shapes import misshapen
+from .schema_validator import validator_of
+
+TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
+MAX_MAGNITUDE = 10**100  # of a numeric bound
+
+_Check = Callable[[Any], bool]
+
+
+def misshapen(schema: dict[str, Any]) -> tuple[str, str] | None:
+    """The first keyword whose value cannot be used, and what it would have to be; None if all are fine."""
+    for keyword, value in schema.items():
+        check, wanted = _SHAPES.get(keyword, (_anything, ""))
+        if not check(value):
+            shown = repr(value) if len(repr(value)) < 60 else repr(value)[:57] + "..."
+            return keyword, f"{shown} is not {wanted}"
+    return None
+
+
+def _anything(_: Any) -> bool:
+    return True
+
+
+def _schema(value: Any) -> bool:
+    return isinstance(value, (bool, dict))
+
+
+def _schemas(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_schema, value))
+
+
+def _named_schemas(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_schema, value.values()))
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_MAGNITUDE
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _names(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+def _types(value: Any) -> bool:
+    return value in TYPES if isinstance(value, str) else _names(value) and set(value) <= set(TYPES) and bool(value)
+
+
+def _values(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+_SHAPES: dict[str, tuple[_Check, str]] = (
+    dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), (_count, "a whole number from 0 on"))
+    | dict.fromkeys(("minProperties", "maxProperties"), (_count, "a whole number from 0 on"))
+    | dict.fromkeys(("minimum", "maximum", "multipleOf"), (_number, "a number (of at most 10^100)"))
+    | dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), (_number, "a number (draft-04's true is not supported)"))
+    | dict.fromkeys(("anyOf", "oneOf", "allOf"), (_schemas, "a non-empty list of schemas"))
+    | dict.fromkeys(("additionalProperties", "propertyNames"), (_schema, "a schema"))
+    | dict.fromkeys(
+        ("properties", "patternProperties", "$defs", "definitions"), (_named_schemas, "an object of schemas")
+    )
+    | dict.fromkeys(("pattern", "format", "$ref"), (_text, "a string"))
+    | {
+        "items": (_schema, "a schema (a list of them is called prefixItems since 2020-12)"),
+        "prefixItems": (_schemas, "a non-empty list of schemas"),
+        "required": (_names, "a list of names"),
+        "enum": (_values, "a non-empty list of values"),
+        "type": (_types, f"a JSON type or several ({', '.join(TYPES)})"),
+        "nullable": (lambda value: isinstance(value, bool), "true or false"),
+    }
+)
+
 
 Schema: TypeAlias = bool | dict[str, Any]
 
@@ -215,3 +299,51 @@ def _is_number(value: Any) -> bool:
 
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True)
+
+
+def filtered(values: list[Any], schema: dict[str, Any], path: str) -> list[Any]:
+    """The values of an enum or const that satisfy the schema's other keywords too."""
+    rest = {k: v for k, v in schema.items() if k not in ("enum" if "const" not in schema else "const",)}
+    if not rest:
+        return values
+    if "$ref" in json.dumps(rest):
+        raise refused(path, "enum", "stands beside keywords with references", "list only the values that remain")
+    validator = validator_of(rest, formats=False)
+    try:
+        return [value for value in values if validator.is_valid(value)]
+    except ConstraintError as error:
+        raise refused(path, "pattern", error.what, error.hint) from error
+
+
+def disjoint(options: list[Schema], refs: Refs, path: str) -> bool:
+    """Whether no value can satisfy two of the options, as far as types, listed values and required properties tell."""
+    flat = [refs.flat(option, path, ("",)) for option in options]
+    return all(_exclude(a, b, refs, path) for a, b in combinations(flat, 2))
+
+
+def _exclude(a: Schema, b: Schema, refs: Refs, path: str) -> bool:
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is False or b is False
+    if not _allowed_types(a) & _allowed_types(b):
+        return True
+    listed_a, listed_b = _listed(a), _listed(b)
+    if listed_a is not None and listed_b is not None:
+        return not listed_a & listed_b
+    return any(
+        _exclude(
+            refs.flat(a["properties"][name], path, ("",)), refs.flat(b["properties"][name], path, ("",)), refs, path
+        )
+        for name in set(a.get("required", [])) & set(b.get("required", []))
+        if name in a.get("properties", {}) and name in b.get("properties", {})
+    )
+
+
+def _allowed_types(schema: dict[str, Any]) -> set[str]:
+    given = schema.get("type", ["object", "array", "string", "number", "boolean", "null"])
+    types = set(given) if isinstance(given, list) else {given}
+    return types | {"number", "integer"} if types & {"number", "integer"} else types
+
+
+def _listed(schema: dict[str, Any]) -> set[str] | None:
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return None if values is None else {json.dumps(v, sort_keys=True) for v in values}

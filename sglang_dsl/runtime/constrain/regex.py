@@ -14,8 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from ...errors import ConstraintError
-from .charset import ANY, ASCII_CLASSES, CharSet, unicode_class
-from .grammar import Chars, Expr, Grammar, alt, chars, repeat, seq
+from .grammar import ANY, ASCII_CLASSES, Chars, CharSet, Expr, Grammar, alt, chars, repeat, seq, unicode_class
 from .limits import LIMITS
 
 parser = import_module("re._parser")  # Python's own, so that a pattern means here what it means there; it has no types

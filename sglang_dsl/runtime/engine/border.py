@@ -2,14 +2,20 @@
 
 Behind it every request holds exact ints, floats and strings in range, so that nothing a caller wrote can raise, or run,
 on the engine's thread.
+
+Requests for callers without the DSL: text or ids in, requests of the engine out.
+
+Every option of an engine in one place.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, NoReturn, TypeAlias
+from functools import partial
+from typing import Any, NoReturn, TypeAlias, TypedDict
 
 from ...errors import SamplingError, SpecError
 from ...ir.specs import (
@@ -24,11 +30,13 @@ from ...ir.specs import (
     utf8_text,
     whole,
 )
-from ..cache.keys import TokenIds
-from ..cache.namespace import Namespace
+from ..cache.keys import Namespace, TokenIds
+from ..schedule.config import SchedulerConfig
 from ..schedule.request import BranchOrder, GenerateRequest, Label, LeaseId, Lineage, Request, ScoreRequest, Sink
 from ..text.stops import finders
-from .worker import WorkerInfo
+from ..text.tokenizer import Tokenizer, check_fits, with_bos
+from .clock import Clock
+from .worker import TargetInfo, WorkerInfo
 
 Item: TypeAlias = tuple[Request, Sink]
 
@@ -242,3 +250,133 @@ def _time(name: str, value: object) -> float:
 
 def _not_ids(name: str, ids: object) -> NoReturn:
     raise SpecError(f"{name}={shown(ids)} is a {type(ids).__name__}, not a list of token ids", hint=_IDS_HINT)
+
+
+Prompt: TypeAlias = str | Sequence[int]
+
+
+class CallOptions(TypedDict, total=False):
+    """What every native call takes by keyword.
+
+    namespace: state is shared only between requests of equal namespaces. priority: higher first. timeout_s: seconds on
+    the engine's clock from now until DeadlineError.
+    """
+
+    namespace: str
+    priority: int
+    timeout_s: float | None
+
+
+class GenerateOptions(CallOptions, total=False):
+    """And what a generation takes.
+
+    prompt_logprobs: also the log-probability of each prompt token and of the best so many alternatives. no_cache:
+    neither take state from the prefix cache nor leave any.
+    """
+
+    constraint: ConstraintSpec | None
+    prompt_logprobs: int | None
+    no_cache: bool
+
+
+CALL_OPTIONS = frozenset(CallOptions.__annotations__)
+GENERATE_OPTIONS = CALL_OPTIONS | frozenset(GenerateOptions.__annotations__)
+
+
+class Requests:
+    """Makes requests with ids of their own. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, info: TargetInfo, clock: Clock) -> None:
+        self._tokenizer = tokenizer
+        self._namespace = info.namespace
+        self._fits = partial(
+            check_fits,
+            tokenizer=tokenizer,
+            room=info.context_tokens,
+            context_tokens=info.context_tokens,
+            model=info.model,
+        )
+        self._clock = clock
+        self._numbers = itertools.count(1)
+
+    def generate(self, prompt: Prompt, sampling: SamplingSpec, options: GenerateOptions) -> GenerateRequest:
+        """A generation. Raises SpecError: no prompt, an unknown option, or a timeout that is not positive."""
+        known_options(options, GENERATE_OPTIONS)
+        return GenerateRequest(
+            request_id=self._next_id(),
+            prompt_ids=self.prompt_ids(prompt),
+            sampling=sampling,
+            constraint=None if options.get("constraint") is None else constraint(options["constraint"]),
+            namespace=self._space(options),
+            priority=whole("priority", options.get("priority", 0), *PRIORITIES),
+            deadline_s=self._deadline(options),
+            prompt_logprobs=prompt_logprobs(options.get("prompt_logprobs")),
+            no_cache=flag("no_cache", options.get("no_cache", False)),
+        )
+
+    def score(
+        self, prompt: Prompt, continuations: Sequence[Prompt], options: CallOptions, *, unconditional: bool
+    ) -> ScoreRequest:
+        """A scoring; each text continuation is encoded alone. Raises SpecError."""
+        known_options(options, CALL_OPTIONS)
+        return ScoreRequest(
+            request_id=self._next_id(),
+            prompt_ids=self.prompt_ids(prompt),
+            continuations=tuple(
+                self._ids(each) for each in entries("continuations", continuations, "give a list of texts or of ids")
+            ),
+            unconditional=unconditional,
+            namespace=self._space(options),
+            priority=whole("priority", options.get("priority", 0), *PRIORITIES),
+            deadline_s=self._deadline(options),
+        )
+
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        """Ids of a prompt: as given, or of a text as content, behind a BOS where the model wants one. Raises ContextLengthError."""
+        if isinstance(prompt, str):
+            self._fits(prompt)
+            return tuple(with_bos(self._tokenizer.encode(prompt, first=True), self._tokenizer))
+        return self._ids(prompt)
+
+    def _ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            self._fits(prompt)
+            return tuple(self._tokenizer.encode(prompt))
+        return whole_ids("a prompt that is no text", prompt)
+
+    def _next_id(self) -> str:
+        return f"native-{next(self._numbers)}"
+
+    def _space(self, options: CallOptions) -> Namespace:
+        return replace(self._namespace, user_key=utf8_text("namespace", options.get("namespace", "")))
+
+    def _deadline(self, options: CallOptions) -> float | None:
+        timeout_s = options.get("timeout_s")
+        if timeout_s is None:
+            return None
+        return self._clock.now() + number("timeout_s", timeout_s, 0, LARGEST_TIME_S, above=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig(SchedulerConfig):
+    """The scheduler's options, and the loop's own.
+
+    gather_s: an idle engine that gets a request waits until nothing more came for so long (at most 20 times) before its
+        first step, so that the calls of one fork share it. 0: not at all.
+    idle_check_after_s: the books (pages, owners) are checked once when nothing ran for so long.
+    health_window_s: how long an incident keeps `health()` at "degraded".
+    close_timeout_s: how long `close` waits for the step in flight.
+
+    Raises:
+        SpecError: an option outside its range.
+    """
+
+    gather_s: float = 0.002
+    idle_check_after_s: float = 0.2
+    health_window_s: float = 60.0
+    close_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        SchedulerConfig.__post_init__(self)  # not super(): slots make a new class, which the zero-argument form misses
+        for name in ("gather_s", "idle_check_after_s", "health_window_s", "close_timeout_s"):
+            object.__setattr__(self, name, number(name, getattr(self, name), 0))

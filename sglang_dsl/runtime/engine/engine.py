@@ -24,12 +24,18 @@ from typing import Self, TypeAlias, TypeVar, Unpack
 from ...errors import DslError, EngineClosedError, EngineError, SpecError
 from ...ir.execution import ConstraintReport, check_models_allowed, on_loop
 from ...ir.specs import ConstraintSpec, SamplingSpec, entries
-from ..cache.namespace import Namespace
+from ..cache.keys import Namespace
 from ..schedule.config import WorkerFacts
 from ..schedule.request import GenerateRequest, GenerateResult, LeaseId, Request, ScoreResult, Sink
 from ..schedule.scheduler import Scheduler
-from ..text.protocol import TextModel
+from ..text.tokenizer import TextModel
 from .border import (
+    GENERATE_OPTIONS,
+    CallOptions,
+    EngineConfig,
+    GenerateOptions,
+    Prompt,
+    Requests,
     checked_cancel,
     checked_item,
     checked_lease,
@@ -41,14 +47,9 @@ from .border import (
 from .border import constraint as check_constraint
 from .border import namespace as check_namespace
 from .clock import Clock, WallClock
-from .config import EngineConfig
-from .health import Health
-from .inbox import Command
-from .loop import Loop
-from .metrics import EngineSnapshot
-from .native import GENERATE_OPTIONS, CallOptions, GenerateOptions, Prompt, Requests
+from .loop import Command, Loop, LoopThread
+from .metrics import EngineSnapshot, Health
 from .streams import Pending, TextStream
-from .thread import LoopThread
 from .worker import TargetInfo, Worker, WorkerInfo
 
 Auditor: TypeAlias = Callable[[ConstraintSpec], ConstraintReport]

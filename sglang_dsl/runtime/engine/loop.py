@@ -7,31 +7,92 @@
 
 Nothing a request contains can raise out of a turn. What fails without a request to blame (the scheduler's own state is
 wrong) ends the loop: every live request fails, and `health` says why.
+
+Commands on their way from any thread to the engine's own.
+
+The thread a loop runs in: started when first needed, ended with its engine, absent after a fork.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from time import perf_counter, sleep
+from typing import TypeAlias
 
 from ...errors import CancelledError, EngineClosedError, EngineError, IntegrityError, SpecError
-from ..cache.namespace import Namespace
-from ..schedule.progress import Progress
-from ..schedule.request import GenerateRequest, LeaseId, Request, Sink
+from ..cache.keys import Namespace
+from ..schedule.request import GenerateRequest, LeaseId, Progress, Request, Sink
 from ..schedule.scheduler import Scheduler
 from ..schedule.step import StepPlan, StepResult
-from ..text.protocol import Tokenizer
-from .calls import Call
+from ..text.tokenizer import Tokenizer
+from .border import EngineConfig
 from .clock import Clock
-from .config import EngineConfig
-from .delivery import Delivery
-from .faults import Faults
-from .inbox import Command, Inbox
-from .live import LiveCalls
-from .metrics import EngineSnapshot, Metrics
+from .live_requests import Call, Delivery, LiveCalls
+from .metrics import EngineSnapshot, Faults, Metrics
 from .worker import Worker
+
+Command: TypeAlias = Callable[[], None]
+
+
+class Inbox:
+    """An ordered queue that one thread takes from. The lock is re-entrant: a finalizer may run inside any of these."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.RLock())
+        self._commands: deque[Command] = deque()
+        self._closed: str | None = None  # why
+
+    def post(self, command: Command) -> None:
+        """Append a command and wake the taker.
+
+        Raises:
+            EngineClosedError: `close` was called; the command was not queued.
+        """
+        with self._condition:
+            if self._closed is not None:
+                raise EngineClosedError(self._closed, hint="open a new engine")
+            self._commands.append(command)
+            self._condition.notify()
+
+    def take(self) -> list[Command]:
+        """Everything queued so far, in order."""
+        with self._condition:
+            commands = list(self._commands)
+            self._commands.clear()
+        return commands
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Sleep until there is something to take, or the inbox is closed. False: the time ran out."""
+        with self._condition:
+            return self._condition.wait_for(lambda: bool(self._commands) or self.closed, timeout_s)
+
+    def close(self, reason: str) -> None:
+        """Refuse all later commands. The first reason stays."""
+        with self._condition:
+            self._closed = self._closed or reason
+            self._condition.notify_all()
+
+    @property
+    def size(self) -> int:
+        """How many commands wait."""
+        return len(self._commands)
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._commands)
+
+    @property
+    def closed(self) -> bool:
+        """Whether commands are refused."""
+        return self._closed is not None
+
 
 CLOSED = "the engine was closed"
 GATHER_ROUNDS = 20
@@ -307,3 +368,84 @@ def _check_shape(plan: StepPlan, result: StepResult) -> None:
     keys = [point.key for point in plan.scores]
     if keys != [scored.key for scored in result.scores]:
         raise EngineError(f"the worker did not answer the score points {keys} in order")
+
+
+logger = logging.getLogger("sglang_dsl.engine")
+
+
+class LoopThread:
+    """Owns the thread. Holds the loop but not the engine, so that an engine nobody uses can end."""
+
+    def __init__(self, loop: Loop, worker: Worker, close_timeout_s: float) -> None:
+        self._loop = loop
+        self._worker = worker
+        self._close_timeout_s = close_timeout_s
+        self._thread: threading.Thread | None = None
+        self._lock = threading.RLock()
+        self._taken = False  # whether some thread has become the loop's owner
+        self._pid = os.getpid()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process the engine lives in: its thread is not here."""
+        return os.getpid() != self._pid
+
+    @property
+    def here(self) -> bool:
+        """Whether the caller is on the loop's thread."""
+        return self._thread is threading.current_thread()
+
+    def check_process(self) -> None:
+        """Raise EngineClosedError in a forked child."""
+        if self.forked:
+            raise EngineClosedError(
+                f"this engine lives in process {self._pid}; a forked process cannot use it",
+                hint="open an engine in each process, or use threads",
+            )
+
+    def start(self) -> None:
+        """Start the thread, once. Does nothing on a closed loop.
+
+        Ctrl-C may arrive when the thread runs already but is not noted here yet. So it enters itself, and the first to
+        `_take` the loop has it.
+        """
+        if self._thread is not None or self._loop.inbox.closed:
+            return
+        with self._lock:
+            if self._thread is None and not self._taken and not self._loop.inbox.closed:
+                thread = threading.Thread(target=self._run, name="sglang-dsl-engine", daemon=True)
+                thread.start()
+                self._thread = thread
+
+    def close(self) -> None:
+        """End the loop and close the worker. Idempotent. Waits for the step in flight, unless called from within it."""
+        if self.forked:
+            return
+        self._loop.inbox.close(CLOSED)
+        with self._lock:
+            thread = self._thread
+            alone = thread is None and self._take()
+        if alone:
+            self._finish()
+        elif thread is not None and thread is not threading.current_thread():
+            thread.join(self._close_timeout_s)
+            if thread.is_alive():
+                logger.warning("the engine's step did not end within %s s", self._close_timeout_s)
+
+    def _run(self) -> None:
+        with self._lock:
+            if not self._take():
+                return
+            self._thread = threading.current_thread()
+        self._loop.run()
+        self._finish()
+
+    def _take(self) -> bool:
+        with self._lock:
+            first = not self._taken
+            self._taken = True
+        return first
+
+    def _finish(self) -> None:
+        self._loop.end(CLOSED)
+        self._worker.close()

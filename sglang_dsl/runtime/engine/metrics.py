@@ -1,14 +1,26 @@
-"""Counters and histograms of one engine: kept by its loop, read as frozen snapshots."""
+"""Counters and histograms of one engine: kept by its loop, read as frozen snapshots.
+
+How an engine is: fine, working with something wrong, or closed.
+
+What goes wrong without a request to blame: noted in health and in the log, never raised.
+
+A snapshot in the Prometheus text format.
+
+Source: prometheus.io/docs/instrumenting/exposition_formats, text format 0.0.4.
+"""
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Literal, TypeAlias
 
-from ..schedule.progress import SchedulerSnapshot
+from ...errors import DslError, EngineError, IntegrityError
+from ..schedule.request import SchedulerSnapshot
+from .clock import Clock
 
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 MICROSECONDS = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 5e-3, 2e-2, 0.1, 0.5, 2.0, 10.0)
@@ -178,3 +190,183 @@ class EngineSnapshot:
     def cache_hit_rate(self) -> float:
         """Share of prompt tokens that did not have to be computed."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """`reasons` is empty only where status is "ok"."""
+
+    status: Literal["ok", "degraded", "closed"]
+    reasons: tuple[str, ...] = ()
+
+
+class HealthLog:
+    """Incidents of an engine. Written by its loop, read by any thread.
+
+    An incident degrades the engine for `window_s`; a lasting one (a leak) until it is closed.
+    """
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._incidents: deque[tuple[float, str]] = deque(maxlen=16)
+        self._lasting: dict[str, None] = {}
+        self._closed: str | None = None
+        self.stalled = ""
+
+    def incident(self, now: float, reason: str) -> None:
+        """Something failed that was no request's own fault."""
+        self._incidents.append((now, reason))
+
+    def lasting(self, reason: str) -> None:
+        """Something is wrong and will stay so."""
+        self._lasting[reason] = None
+
+    def closed(self, reason: str) -> None:
+        """The engine takes no more requests. The first reason stays."""
+        if self._closed is None:
+            self._closed = reason
+
+    def read(self, now: float) -> Health:
+        """The state at `now` on the engine's clock."""
+        if self._closed is not None:
+            return Health(status="closed", reasons=(self._closed,))
+        recent = [reason for at, reason in tuple(self._incidents) if now - at <= self._window_s]
+        reasons = (*self._lasting, *dict.fromkeys(recent), *([self.stalled] if self.stalled else []))
+        return Health(status="degraded" if reasons else "ok", reasons=reasons)
+
+
+logger = logging.getLogger("sglang_dsl.engine")
+
+
+class Faults:
+    """Owner: the loop; `health` is read by any thread."""
+
+    def __init__(self, clock: Clock, metrics: Metrics, window_s: float) -> None:
+        self.health = HealthLog(window_s)
+        self._clock = clock
+        self._metrics = metrics
+
+    def note(self, what: str, error: BaseException) -> EngineError:
+        """A fault of the engine or the worker; returned as the error that requests get for it."""
+        fault = EngineError(
+            f"{what}: {type(error).__name__}: {error}",
+            hint="the engine goes on: send the request again; `health()` and the log have the cause",
+            retryable=True,
+        )
+        fault.__cause__ = error
+        self.health.incident(self._clock.now(), fault.what)
+        logger.error("%s", what, exc_info=error, extra={"event": "engine.fault"})
+        return fault
+
+    def blame(self, error: BaseException, what: str) -> DslError:
+        """The error a request ends with: its own where it is one of ours, else a fault that is noted."""
+        if isinstance(error, DslError) and not isinstance(error, IntegrityError):
+            return error
+        self._metrics.request_faults += 1
+        return self.note(what, error)
+
+    def contain(self, what: str, act: Callable[[], object]) -> None:
+        """Do something whose failure must not stop what comes after it."""
+        try:
+            act()
+        except BaseException as error:  # noqa: BLE001 - this is the border; it is noted
+            self.note(what, error)
+
+    def leak(self, error: IntegrityError) -> None:
+        """Pages without an owner, or with two. The report stays in health until the engine is closed."""
+        self._metrics.leaks += 1
+        self.health.lasting(str(error))
+        logger.error("%s", error, extra={"event": "engine.leak"})
+
+    def died(self, error: BaseException) -> str:
+        """The loop cannot go on; returns the reason to give."""
+        reason = f"the engine's loop died: {type(error).__name__}: {error}"
+        logger.critical("%s", reason, exc_info=error, extra={"event": "engine.died"})
+        return reason
+
+
+PREFIX = "sglang_dsl_"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_COUNTERS = {
+    "submitted": "Requests taken in.",
+    "cancelled": "Requests that were cancelled.",
+    "prompt_tokens": "Prompt tokens of finished requests.",
+    "cached_tokens": "Of these, found in the prefix cache or shared with a sibling.",
+    "computed_tokens": "Of these, put through the model.",
+    "generated_tokens": "Tokens sampled.",
+    "steps": "Steps of the model.",
+    "step_faults": "Steps in which the model raised.",
+    "request_faults": "Requests that failed through a fault of the engine.",
+    "sink_faults": "Exceptions raised by receivers of output.",
+    "leaks": "Idle checks that found pages without an owner.",
+}
+_HISTOGRAMS: Mapping[HistogramName, str] = {
+    "queue_s": "Seconds from submission to admission.",
+    "compile_s": "Seconds a request waited for its constraint to be compiled.",
+    "first_token_s": "Seconds from submission to the first token.",
+    "inter_token_s": "Seconds between two tokens of a request.",
+    "request_s": "Seconds from submission to the end.",
+    "schedule_s": "Seconds per step spent on planning and bookkeeping.",
+    "worker_s": "Seconds per step spent in the model.",
+    "output_s": "Seconds per step spent on text, stops and receivers.",
+    "step_tokens": "Tokens computed per step.",
+    "step_rows": "Sequences per step.",
+}
+
+
+def render(snapshot: EngineSnapshot) -> str:
+    """All counters, gauges and histograms, labelled with the model's name."""
+    return "".join(f"{line}\n" for line in _lines(snapshot))
+
+
+def _lines(snapshot: EngineSnapshot) -> Iterator[str]:
+    model = {"model": snapshot.model}
+    for name, text in _COUNTERS.items():
+        yield from _family(f"{name}_total", "counter", text)
+        yield _sample(f"{name}_total", model, getattr(snapshot, name))
+    yield from _family("finished_total", "counter", "Requests that ended well, by finish reason.")
+    for reason, count in sorted(snapshot.finished.items()):
+        yield _sample("finished_total", {**model, "reason": reason}, count)
+    yield from _family("failed_total", "counter", "Requests that failed, by error code.")
+    for code, count in sorted(snapshot.failed.items()):
+        yield _sample("failed_total", {**model, "code": code}, count)
+    yield from _family("live", "gauge", "Requests submitted and not ended.")
+    yield _sample("live", model, snapshot.live)
+    yield from _scheduler_lines(snapshot, model)
+    for name, text in _HISTOGRAMS.items():
+        unit = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
+        yield from _family(unit, "histogram", text)
+        yield from _buckets(unit, model, snapshot.histograms[name])
+
+
+def _scheduler_lines(snapshot: EngineSnapshot, model: Mapping[str, str]) -> Iterator[str]:
+    for item in fields(snapshot.scheduler):
+        value = getattr(snapshot.scheduler, item.name)
+        if isinstance(value, int | float):
+            yield from _family(f"scheduler_{item.name}", "gauge", f"The scheduler's {item.name.replace('_', ' ')}.")
+            yield _sample(f"scheduler_{item.name}", model, value)
+
+
+def _family(name: str, kind: str, text: str) -> Iterator[str]:
+    yield f"# HELP {PREFIX}{name} {text}"
+    yield f"# TYPE {PREFIX}{name} {kind}"
+
+
+def _buckets(name: str, labels: Mapping[str, str], histogram: HistogramSnapshot) -> Iterator[str]:
+    seen = 0
+    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
+        seen += count
+        le = "+Inf" if bound == float("inf") else repr(bound)
+        yield _sample(f"{name}_bucket", {**labels, "le": le}, seen)
+    yield _sample(f"{name}_sum", labels, histogram.total)
+    yield _sample(f"{name}_count", labels, seen)
+
+
+def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
+    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+    return f"{PREFIX}{name}{{{inside}}} {value!r}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from .health import Health
-from .metrics import EngineSnapshot, HistogramName
+from .metrics import EngineSnapshot, Health, HistogramName
 
 _STYLES = {"ok": "green", "degraded": "yellow", "closed": "red"}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...ir.specs import ConstraintSpec
-from ..cache.namespace import Namespace
+from ..cache.keys import Namespace
 from ..schedule.step import StepPlan, StepResult
 
 

@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any
 
 from ...errors import BranchError, DslError, SpecError
-from ...ir.evaluation import evaluate
 from ...ir.execution import MISSING, Outcome
 from ...ir.nodes import Fork, Join, references_in, taking_part
-from ...ir.path_text import PathText
-from .entry import Entry, said_by
-from .joins import Count, Ended, Verdict, ballot_of
+from ...ir.outcome import PathText
+from ...ir.semantics import Count, Ended, Verdict, ballot_of, evaluate
+from .entries import Entry, said_by
 from .machine import Machine
-from .model import entries_between
+from .prompts import entries_between
 from .user_calls import UserCalls, keep_context
 from .user_code import Answer
 

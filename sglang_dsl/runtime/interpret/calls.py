@@ -8,23 +8,18 @@ from functools import partial
 from typing import Any
 
 from ...errors import CancelledError, DslError, InvalidValueError, RunError, SpecError
-from ...ir.evaluation import evaluate, text_of
 from ...ir.execution import Event, Meta, Outcome
 from ...ir.nodes import Gen, Reasoning, Reference, RoleBegin, Select, Text
-from ...ir.outcome import Accepted
-from ...ir.path_text import Torn
-from ...ir.seams import blank_finding, choices_of
+from ...ir.outcome import Accepted, Torn
+from ...ir.prompts import blank_finding, choices_of
+from ...ir.semantics import evaluate, text_of
 from ...ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec
 from ..schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequest, ScoreResult
-from .answer import checked_at_once, judged, prepare, value_of
-from .choose import best, distinct, scored
-from .entry import Entry, Produced
-from .flight import equal_work, send
-from .healing import check_heal, healed
+from .answers import checked_at_once, judged, prepare, value_of
+from .entries import Entry, Produced, node_seed, own_seed
 from .machine import Machine
-from .model import Model
-from .prompt import Prompt
-from .seeds import node_seed, own_seed
+from .prompts import Model, Prompt
+from .requests import best, check_heal, distinct, equal_work, healed, scored, send
 from .user_calls import UserCalls, keep_context
 from .user_code import Answer
 

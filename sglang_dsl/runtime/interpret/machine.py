@@ -7,7 +7,7 @@ Signals between entries:
     failure ----------> both, at once       the first cause, unchanged
 
 All methods run inside a `turn`, under the run's one lock, and never wait. What has to happen outside goes to the Outbox.
-What a kind of node *does* stands in the other files of this folder; `kinds.py` lists them.
+What a kind of node *does* stands in the other files of this folder; `run.py` lists them.
 """
 
 from __future__ import annotations
@@ -22,21 +22,14 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import BranchError, CancelledError, DslError, EngineClosedError, GraphError, RunError
-from ...ir.evaluation import Lookup
 from ...ir.execution import BatchItem, Event, EventKind, Outcome, RunSpec
 from ...ir.nodes import Gen, Node, RoleBegin, RoleEnd, data_of
-from ..plan.critical import longest_path
+from ...ir.semantics import Lookup
 from ..schedule.request import BranchOrder, Lineage, Request, Sink
-from ..text.protocol import Turns
-from .awaited import Awaited
-from .budget import Budget
-from .entry import NO_TURNS, Entry, Scope
-from .events import EventLog
-from .leases import Leases
-from .model import Model
-from .outbox import Outbox
-from .seeds import draw_seed
-from .tally import Tally
+from ..text.tokenizer import Turns
+from .entries import NO_TURNS, Awaited, Budget, Entry, Scope, Tally, draw_seed, longest_path
+from .events import EventLog, Outbox
+from .prompts import Leases, Model
 from .target import Target
 from .user_code import Alarm, UserCode
 

@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 from ...errors import GraphError
-from ...ir.evaluation import arm_of, evaluate, same
 from ...ir.execution import Outcome
 from ...ir.graph import Graph
 from ...ir.nodes import Expression, Input, Loop, Map, Return, Switch, references_in
-from ...ir.path_text import PathText
+from ...ir.outcome import PathText
+from ...ir.semantics import arm_of, evaluate, same
 from ..schedule.request import Lineage
-from .entry import Entry, Scope, said_by
+from .entries import Entry, Scope, said_by
 from .machine import Machine
 from .user_calls import keep_context
 

@@ -1,27 +1,114 @@
-"""The Run: what the frontend sees of the interpreter."""
+"""The Run: what the frontend sees of the interpreter.
+
+What each kind of node does in a run: the whole interpreter on one page.
+
+What a run leaves behind.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CancelledError, DslError, GraphError, RunError
 from ...ir.execution import Event, Outcome, RunSpec, RunSummary
-from ...ir.nodes import Join, Node, Return
-from ...ir.record import RunRecord
-from .entry import Entry
-from .kinds import KINDS
-from .leaving import record_of
-from .machine import Machine
-from .model import Model
-from .regions import last_of, said_up_to
+from ...ir.graph import Graph
+from ...ir.nodes import (
+    Break,
+    Fork,
+    Gen,
+    Input,
+    Join,
+    Loop,
+    Map,
+    Node,
+    Return,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Switch,
+    Text,
+    Tool,
+)
+from ...ir.record import RunRecord, plain_options
+from .branches import begin_fork, begin_join, check_fork, check_join
+from .calls import begin_gen, begin_select, check_gen, check_select
+from .entries import Entry
+from .machine import Kinds, Machine
+from .prompts import Model
+from .regions import begin_loop, begin_map, begin_switch, check_region, last_of, said_up_to
 from .target import Target
+from .texts import begin_input, begin_return, begin_role, begin_text, check_input, check_role, check_text, refuse_break
+from .tools import begin_tool, check_tool
 from .user_calls import caller_of, waits_for_itself
 from .user_code import give_way
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+
+
+KINDS = Kinds(
+    check={
+        Text: check_text,
+        RoleBegin: check_role,
+        Gen: check_gen,
+        Select: check_select,
+        Fork: check_fork,
+        Join: check_join,
+        Tool: check_tool,
+        Switch: check_region,
+        Loop: check_region,
+        Map: check_region,
+        Input: check_input,
+        Break: refuse_break,
+    },
+    begin={
+        Text: begin_text,
+        RoleBegin: begin_role,
+        RoleEnd: begin_role,
+        Gen: begin_gen,
+        Select: begin_select,
+        Fork: begin_fork,
+        Join: begin_join,
+        Tool: begin_tool,
+        Switch: begin_switch,
+        Loop: begin_loop,
+        Map: begin_map,
+        Input: begin_input,
+        Return: begin_return,
+    },
+)
+
+
+PACKAGE = "sglang-dsl"
+
+
+def record_of(machine: Machine) -> RunRecord:
+    """The record of a run as far as it has come. Nodes of sub-graphs are in outcomes and errors under their run ids."""
+    entries = machine.entries.values()
+    return RunRecord(
+        program=machine.spec.program,
+        seed=machine.seed,
+        graph=Graph((e.node for e in entries if e.scope is machine.root), name=machine.spec.program).freeze(),
+        outcomes={entry.id: entry.outcome for entry in entries if entry.outcome is not None},
+        errors={entry.id: entry.error for entry in entries if entry.error is not None},
+        usage=machine.tally.usage(machine.now()),
+        error=machine.error,
+        options=plain_options(machine.spec.options),
+        versions=_versions(machine),
+    )
+
+
+def _versions(machine: Machine) -> dict[str, str]:
+    """Of this package, and of the weights of each model that was called."""
+    metas = (e.outcome.meta for e in machine.entries.values() if e.outcome is not None and e.outcome.meta is not None)
+    weights = {meta.model: meta.weight_version for meta in metas if meta.model}
+    try:
+        return {PACKAGE: version(PACKAGE), **weights}
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return weights
 
 
 class InterpretedRun:
@@ -33,7 +120,7 @@ class InterpretedRun:
 
     Args:
         targets: by alias; None is the default model.
-        share_equal: whether calls that ask for equal work (see `flight.py`) are one.
+        share_equal: whether calls that ask for equal work (see `requests.py`) are one.
     """
 
     def __init__(self, spec: RunSpec, targets: Mapping[str | None, Target], *, share_equal: bool = True) -> None:

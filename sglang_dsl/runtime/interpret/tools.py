@@ -16,11 +16,10 @@ from contextvars import Context, copy_context
 from typing import Any
 
 from ...errors import SpecError, ToolError
-from ...ir.evaluation import evaluate
 from ...ir.execution import Event, Outcome
 from ...ir.nodes import Tool, data_of
-from .entry import Entry
-from .joins import key_of
+from ...ir.semantics import evaluate, key_of
+from .entries import Entry
 from .machine import Machine
 from .user_calls import UserCalls, keep_context
 from .user_code import Answer

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ...errors import DeadlineError, DslError, RunError
-from .entry import Entry
+from .entries import Entry
 from .machine import Machine
 from .user_code import Alarm, Answer, Call
 

@@ -3,23 +3,132 @@
 The model's modules call one attention function, registered with transformers under `NAME`; what it has to do is found on the
 calling module itself, so any number of models can be loaded at once. No mask function is registered under that name,
 therefore transformers builds no masks; no cache object is passed, therefore nothing but our pools holds keys and values.
+
+The tensors behind the pages: keys and values of every layer.
+
+The batch-invariant way to compute a step: every bit of a token's logits depends on that token's context alone.
+
+The packed tokens are put through the model in tiles of exactly TILE, so each operation sees one shape, whatever the batch; a
+short tile is filled up with tokens that nobody reads. Rows stand parents first, so a tile only reads keys of tiles before it
+and its own. Attention goes over fixed blocks of keys (kernels/attention/cascade.py). What remains, that a row of a matrix
+product could depend on its place in the tile, is checked bit by bit when the model is loaded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...errors import ModelLoadError
-from ...kernels.attention import AttentionPlan, LayerAttention, attend, store
-from .context import attention_modules, chunks_of, windows_of
-from .pools import KvPool, LayerShape
-from .rotary import PackedPositions
+from ...kernels.attention import (
+    AttentionPlan,
+    BlockVisit,
+    LayerAttention,
+    QueryRow,
+    attend,
+    attend_invariant,
+    plan_visits,
+    slots_of,
+    store,
+)
+from .positions import PackedPositions, attention_modules, chunks_of, windows_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+class LayerShape(NamedTuple):
+    """Key/value heads of a layer and the sizes of a key and a value."""
+
+    heads: int
+    key_size: int
+    value_size: int
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes one token's key and value take."""
+        return self.heads * (self.key_size + self.value_size) * dtype.itemsize
+
+
+class Copy(NamedTuple):
+    """The first `tokens` slots of page `source` go to page `target`."""
+
+    source: int
+    target: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCounters:
+    """Sizes, and what was moved since the pool was made."""
+
+    num_pages: int
+    page_size: int
+    bytes_per_token: int
+    total_bytes: int
+    written_tokens: int
+    copied_tokens: int
+
+
+class KvPool:
+    """One tensor [num_pages * page_size, heads, size] for keys and one for values, per attention layer (keyed by its index).
+
+    Memory is reserved at once but touched page by page as it is first written.
+    """
+
+    def __init__(
+        self,
+        shapes: dict[int, LayerShape],
+        num_pages: int,
+        page_size: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        slots = num_pages * page_size
+        self.keys = {i: torch.empty(slots, s.heads, s.key_size, dtype=dtype, device=device) for i, s in shapes.items()}
+        self.values = {
+            i: torch.empty(slots, s.heads, s.value_size, dtype=dtype, device=device) for i, s in shapes.items()
+        }
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.bytes_per_token = sum(s.bytes_per_token(dtype) for s in shapes.values())
+        self._device = device
+        self._written = 0
+        self._copied = 0
+
+    def count_writes(self, tokens: int) -> None:
+        """A step stores this many token slots per layer."""
+        self._written += tokens
+
+    def copy(self, copies: Sequence[Copy]) -> None:
+        """Copy page heads in every layer. Targets are distinct and no target is a source."""
+        if not copies:
+            return
+        source = self._slots([(c.source, c.tokens) for c in copies])
+        target = self._slots([(c.target, c.tokens) for c in copies])
+        for pool in (*self.keys.values(), *self.values.values()):
+            pool.index_copy_(0, target, pool.index_select(0, source))
+        self._copied += source.shape[0]
+
+    def counters(self) -> PoolCounters:
+        """A snapshot."""
+        return PoolCounters(
+            num_pages=self.num_pages,
+            page_size=self.page_size,
+            bytes_per_token=self.bytes_per_token,
+            total_bytes=self.num_pages * self.page_size * self.bytes_per_token,
+            written_tokens=self._written,
+            copied_tokens=self._copied,
+        )
+
+    def _slots(self, heads_of_pages: Sequence[tuple[int, int]]) -> Tensor:
+        parts = [torch.from_numpy(slots_of([page], 0, tokens, self.page_size)) for page, tokens in heads_of_pages]
+        return torch.cat(parts).to(self._device)
+
 
 NAME = "sglang_dsl"
 _BOUND = "_sglang_dsl_attention"
@@ -233,3 +342,99 @@ class PackedModel:
             return attend(q, k, v, keys, values, plan, layer)
 
         return self._decoder.compute(token_ids, positions, lengths, attention, wanted)
+
+
+TILE = 32
+
+
+class _Tile(NamedTuple):
+    """Tokens [first, end) of a step, as rows of their own, and what they store: token `sources[i]` at `slots[i]`."""
+
+    first: int
+    end: int
+    rows: tuple[QueryRow, ...]
+    sources: Tensor
+    slots: Tensor
+
+
+class TiledModel:
+    """A decoder and its pool; computes the same steps as `PackedModel`, slower and always alike."""
+
+    def __init__(self, decoder: Decoder, pool: KvPool) -> None:
+        self._decoder = decoder
+        self._pool = pool
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        plan: AttentionPlan,
+        wanted: Tensor,
+        lengths: Tensor | None = None,
+    ) -> Tensor:
+        """See `StepModel.forward`."""
+        self._pool.count_writes(plan.write_slots.shape[0])
+        logits = [self._forward_tile(tile, token_ids, positions, wanted, lengths) for tile in _tiles(plan)]
+        found = [part for part in logits if part is not None]
+        if not found:
+            return torch.empty(0, 0, device=wanted.device)
+        return torch.cat(found)[torch.argsort(torch.argsort(wanted))]
+
+    def _forward_tile(
+        self, tile: _Tile, token_ids: Tensor, positions: Tensor, wanted: Tensor, lengths: Tensor | None
+    ) -> Tensor | None:
+        """Logits of the wanted tokens in this tile, in ascending order; None if there are none."""
+        mine = slice(tile.first, tile.end)
+        own = None if lengths is None else _filled(lengths[mine], int(lengths[tile.first]))
+        here = wanted[(wanted >= tile.first) & (wanted < tile.end)].sort().values - tile.first
+        ids, places = _filled(token_ids[mine]), _filled(positions[mine])
+        if not here.numel():
+            self._decoder.compute(ids, places, own, self._attention(tile), here)
+            return None
+        return self._decoder.compute(ids, places, own, self._attention(tile), None)[
+            here
+        ]  # the head sees a whole tile too
+
+    def _attention(self, tile: _Tile) -> BoundAttention:
+        visits: dict[tuple[int | None, int | None], tuple[BlockVisit, ...]] = {}
+
+        def attend(index: int, q: Tensor, k: Tensor, v: Tensor, layer: LayerAttention) -> Tensor:
+            keys, values = self._pool.keys[index], self._pool.values[index]
+            keys.index_copy_(0, tile.slots, k.index_select(0, tile.sources))
+            values.index_copy_(0, tile.slots, v.index_select(0, tile.sources))
+            seen = layer.window, layer.chunk
+            if seen not in visits:
+                visits[seen] = plan_visits(tile.rows, self._pool.page_size, q.device, *seen)
+            tokens = tile.end - tile.first
+            out = q.new_zeros(TILE, q.shape[1], values.shape[-1])
+            out[:tokens] = attend_invariant(q[:tokens], keys, values, visits[seen], layer)
+            return out
+
+        return attend
+
+
+def _filled(values: Tensor, filling: int = 0) -> Tensor:
+    """[TILE], with `filling` behind."""
+    return torch.nn.functional.pad(values, (0, TILE - values.shape[0]), value=filling)
+
+
+def _tiles(plan: AttentionPlan) -> list[_Tile]:
+    sources = plan.write_tokens if plan.write_tokens is not None else torch.arange(plan.tokens, device=plan.device)
+    tiles = []
+    for first in range(0, plan.tokens, TILE):
+        end = min(first + TILE, plan.tokens)
+        mine = torch.nonzero((sources >= first) & (sources < end)).squeeze(1)
+        rows = _cut(plan.rows, plan.first_tokens(), first, end)
+        tiles.append(_Tile(first, end, rows, sources[mine] - first, plan.write_slots[mine]))
+    return tiles
+
+
+def _cut(rows: Sequence[QueryRow], firsts: Sequence[int], first: int, end: int) -> tuple[QueryRow, ...]:
+    """The parts of rows that lie in packed tokens [first, end)."""
+    cut = []
+    for row, place in zip(rows, firsts, strict=False):
+        begin, stop = max(first - place, 0), min(end - place, row.tokens)
+        if begin < stop:
+            cut.append(QueryRow(stop - begin, row.start + begin, row.pages))
+    return tuple(cut)

@@ -18,9 +18,8 @@ from torch import Tensor, nn
 
 from ...errors import DslError, SelfCheckError
 from ...kernels.attention import QueryRow, SharedKeys, plan_step
-from .adapter import Decoder, StepModel
-from .pools import KvPool, LayerShape
-from .rotary import PackedPositions
+from .adapter import Decoder, KvPool, LayerShape, StepModel
+from .positions import PackedPositions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
 from ...kernels.attention import LayerAttention
-from .adapter import BoundAttention
-from .pools import LayerShape
+from .adapter import BoundAttention, LayerShape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

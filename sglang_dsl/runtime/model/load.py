@@ -1,4 +1,7 @@
-"""From a path to a model that can compute steps: read, check, pack, reserve the pool."""
+"""From a path to a model that can compute steps: read, check, pack, reserve the pool.
+
+Linear layers whose weights are laid out for oneDNN's kernels: 1.2 to 1.5 times faster on the CPU, same results.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,85 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import DslError, ModelLoadError, SelfCheckError
-from . import check, linears, settings
-from .adapter import Decoder, PackedModel, StepModel, TransformersDecoder, probe
-from .context import context_tokens, refuse_unknown, thresholds
-from .folder import read_folder, shown, stored_tensors
-from .invariant import TiledModel
-from .keep import Keep
+from . import check
+from . import options as settings
+from .adapter import Decoder, KvPool, LayerShape, PackedModel, StepModel, TiledModel, TransformersDecoder, probe
 from .llama import LlamaDecoder, LlamaShape, llama_shape
 from .options import DEFAULT_KV_BYTES, ModelOptions
-from .pools import KvPool, LayerShape
-from .rotary import PackedPositions
+from .positions import PackedPositions, context_tokens, refuse_unknown, thresholds
+from .weights import Keep, read_folder, shown, stored_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+class PackedLinear(nn.Module):
+    """A frozen `nn.Linear`, packed. The original weight is not kept."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+        self._bias = None if linear.bias is None else linear.bias.detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return y
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this processor has kernels for packed weights of this type."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and computes_bfloat16())
+
+
+def computes_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 matrices by itself."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def pack_linears(module: nn.Module, spared: frozenset[nn.Module] = frozenset()) -> int:
+    """Replace every plain `nn.Linear` below `module` in place, except `spared`; how many there were."""
+    packed = 0
+    for name, child in list(module.named_children()):
+        if type(child) is nn.Linear and child not in spared:
+            setattr(module, name, PackedLinear(child))
+            packed += 1
+        else:
+            packed += pack_linears(child, spared)
+    return packed
+
+
+@contextmanager
+def watched_linears(module: nn.Module) -> Iterator[set[nn.Module]]:
+    """Inside, plain linears below `module` note when somebody else reads their weight or bias (a router that computes in its
+    weight's type, a fused expert): these must keep them. They are in the set at the end.
+    """
+    plain = [child for child in module.modules() if type(child) is nn.Linear]
+    read: set[nn.Module] = set()
+
+    class Watched(nn.Linear):
+        """A linear whose own forward goes around its attributes."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(x, self._parameters["weight"], self._parameters["bias"])  # type: ignore[arg-type]
+
+        def __getattr__(self, name: str) -> Tensor | nn.Module:
+            if name in ("weight", "bias"):
+                read.add(self)
+            return super().__getattr__(name)
+
+    for child in plain:
+        child.__class__ = Watched
+    try:
+        yield read
+    finally:
+        for child in plain:
+            child.__class__ = nn.Linear
+
 
 _SHOWN = 400  # characters of a library's error that are passed on
 _log = logging.getLogger(__name__)
@@ -96,8 +165,8 @@ def _reopened(
     if state is None or {name: tuple(tensor.shape) for name, tensor in state.items()} != sizes:
         return None
     decoder = LlamaDecoder(shape, {name: tensor.to(device, dtype) for name, tensor in state.items()})
-    if options.packed_linears and linears.can_pack(dtype, device):
-        linears.pack_linears(decoder)
+    if options.packed_linears and can_pack(dtype, device):
+        pack_linears(decoder)
     return _with_pool(
         decoder,
         shape.pools(),
@@ -181,7 +250,7 @@ def serve(
             hint="leave batch_invariant off",
         )
     make = _way(options)
-    packed = options.packed_linears and linears.can_pack(dtype, device) and _pack(made, spared)
+    packed = options.packed_linears and can_pack(dtype, device) and _pack(made, spared)
     if groups and (packed or options.batch_invariant or dtype != torch.float32):
         check.verify_all(made, make, groups, dtype=dtype)
     if options.batch_invariant and known is None:
@@ -300,7 +369,7 @@ def _checked(
 def _probed(
     model: PreTrainedModel, positions: PackedPositions, options: ModelOptions
 ) -> tuple[check.CheckModel, frozenset[nn.Module]]:
-    with linears.watched_linears(model) as read:
+    with watched_linears(model) as read:
         shapes, softcapped = probe(model)
     made = _check_model(model, TransformersDecoder(model, positions), shapes, positions, options)
     return made._replace(softcapped=softcapped), frozenset(read)
@@ -322,10 +391,10 @@ def _check_model(
 def _pack(made: check.CheckModel, spared: frozenset[nn.Module]) -> int:
     """Pack the linears of what serves. A model that no longer serves gives up its weights first: there is room for one."""
     if not isinstance(made.decoder, LlamaDecoder):
-        return linears.pack_linears(made.model, spared)
+        return pack_linears(made.model, spared)
     for module in made.model.modules():
         module._parameters.clear()
-    return linears.pack_linears(made.decoder)
+    return pack_linears(made.decoder)
 
 
 def choose_device(name: str) -> torch.device:
@@ -344,14 +413,14 @@ def choose_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
         return _DTYPES[options.dtype]
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    return torch.bfloat16 if linears.computes_bfloat16() else torch.float32
+    return torch.bfloat16 if computes_bfloat16() else torch.float32
 
 
 def _read_gguf(path: Path, dtype: torch.dtype, keep: Keep | None) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
-    from .gguf_file import GgufFile
+    from .gguf import GgufFile
 
     file = GgufFile(path)
     with no_init_weights():
@@ -379,7 +448,7 @@ def _gguf_state(path: Path, dtype: torch.dtype, keep: Keep | None) -> dict[str, 
     """The file's weights, as they were kept if they were."""
 
     def read() -> dict[str, Tensor]:
-        from .gguf_file import GgufFile  # and with it the gguf package
+        from .gguf import GgufFile  # and with it the gguf package
 
         return GgufFile(path).state(dtype)
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 from ...errors import CapacityError
 from ..cache.keys import TOKEN_BYTES, common_bytes
 from ..cache.prefix_cache import PrefixCache
-from .admission import NewTokenRatio, reserved_pages
+from .admission import POLICIES, NewTokenRatio, ordered, reserved_pages
 from .config import SchedulerConfig
-from .lifecycle import Lifecycle
-from .ownership import Ownership
-from .policy import POLICIES, ordered
+from .ownership import Lifecycle, Ownership
 from .sequence import Piece, Sequence
-from .step_builder import Flight, StepBuilder, arrange, steady
-from .tails import Tail, fill_tail, find_tail
+from .step_builder import Flight, StepBuilder, Tail, arrange, fill_tail, find_tail, steady
 
 WORTH_WAITING_TOKENS = 32  # a sibling's unfinished prefix is waited for if it saves at least so many
 STALLED_STEPS = 8  # after a refusal for memory, admission is tried again so many steps later, or when something changes

@@ -4,17 +4,229 @@
                |== the tree's ====|== the request's ====|== over-allocation ==|
 
 Release happens in one place (`Ownership.release`) and may be asked for any number of times.
+
+A set of continuations as a token trie: each edge is computed once, each token scored once.
+
+A trie node needs a forward only if something follows it; the leaves' log-probabilities come from their parents' logits.
+
+    prompt . -+- N e w -+- (end)          rows: [New] [York -> computed up to "Yor"] [Par...]
+              |         +- Y o r k        points: at the prompt's last token for N and P, at N for e, ...
+              +- P a r i s
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as AbcSequence
 from collections.abc import Sequence as Tokens
 
 from ...ir.execution import TokenScore
 from ..cache.keys import key_of, tokens_of
 from ..cache.node import Receipt
-from .request import GenerateRequest, Phase, Request, ScoreRequest
-from .scoring import Edge, ScoreTask
+from .request import GenerateRequest, Logprobs, Phase, Request, ScoreRequest
+
+
+class TrieNode:
+    """One token on the path of at least one continuation. `logprob`: of this token after the path above it."""
+
+    __slots__ = ("children", "logprob", "token")
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.children: dict[int, TrieNode] = {}
+        self.logprob = 0.0
+
+    def inner(self) -> list[TrieNode]:
+        """Children that something follows."""
+        return [child for child in self.children.values() if child.children]
+
+
+class Edge:
+    """A chain of trie nodes computed as one row, from position `start`. Its own pages begin with the page of `start`.
+
+    after_prompt: whether its path begins with the request's prompt, so that `table` begins with the prompt's pages.
+    band: the band of lengths of the sequences it is part of.
+    """
+
+    __slots__ = ("after_prompt", "band", "nodes", "open_children", "own_pages", "parent", "scored", "start", "table")
+
+    def __init__(self, nodes: list[TrieNode], start: int, parent: Edge | None, band: int = 0) -> None:
+        self.nodes = nodes
+        self.band = band
+        self.start = start
+        self.parent = parent
+        self.after_prompt: bool = parent.after_prompt if parent else start > 0
+        self.own_pages: list[int] = []
+        self.table: list[int] = []
+        self.open_children = 0
+        self.scored = False
+
+    @property
+    def end(self) -> int:
+        """Position after the last."""
+        return self.start + len(self.nodes)
+
+
+class ScoreTask:
+    """The work and the answer of one ScoreRequest after its prompt. Owned by its sequence.
+
+    The unconditional scores are a second trie from position 0: below BOS, or without a root where there is no BOS (first
+    tokens then count 0.0). A ScoreRequest with an empty prompt is scored in this way, too.
+
+    What is scored is each continuation as a part of its whole sequence. Where a model computes long sequences otherwise than
+    short ones (`band_of`), the continuations of each further band get a trie of their own, the prompt included.
+    """
+
+    def __init__(
+        self,
+        continuations: AbcSequence[AbcSequence[int]],
+        *,
+        prompt_ids: AbcSequence[int],
+        unconditional: bool,
+        bos_id: int | None,
+        edge_tokens: int,
+        band_of: Callable[[int], int] = lambda tokens: 0,
+    ) -> None:
+        bos = -1 if bos_id is None else bos_id
+        self._continuations = continuations
+        head = len(prompt_ids) or int(bos >= 0)
+        by_band = _by_band(continuations, head, band_of)
+        self.band = min(by_band, default=band_of(head))
+        self.root = TrieNode(-1 if prompt_ids else bos)
+        self._roots = {self.band: self.root}
+        _grow(self.root, by_band.pop(self.band, ()))
+        if prompt_ids:
+            self._edges = _edges(self.root.inner(), len(prompt_ids), edge_tokens, self.band)
+        else:
+            self._edges = _free_edges(self.root, edge_tokens, self.band)
+        for band, members in by_band.items():
+            first, self._roots[band] = _chain(prompt_ids or [bos])
+            _grow(self._roots[band], members)
+            self._edges += _free_edges(first, edge_tokens, band)
+        self._free_roots: dict[int, TrieNode] = {}
+        for band, members in _by_band(continuations, int(bos >= 0), band_of).items() if unconditional else ():
+            self._free_roots[band] = TrieNode(bos)
+            _grow(self._free_roots[band], members)
+            self._edges += _free_edges(self._free_roots[band], edge_tokens, band)
+        self._band_of = band_of
+        self._heads = head, int(bos >= 0)
+        self.todo: list[Edge] = []
+        self.next = 0
+        self.restart()
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of the longest path of edges that has to be in memory at a time, counted from position 0."""
+        return max((edge.end for edge in self._edges), default=0)
+
+    @property
+    def done(self) -> bool:
+        """Whether every edge has been computed."""
+        return self.next == len(self.todo) and all(edge.scored for edge in self.todo)
+
+    def live_edges(self) -> list[Edge]:
+        """Edges that hold pages."""
+        return [edge for edge in self.todo if edge.own_pages]
+
+    def restart(self) -> None:
+        """All pages are gone: compute again what is not scored, and what lies above it. Scores found so far stay."""
+        needed: set[int] = set()
+        for edge in reversed(self._edges):
+            if not edge.scored or id(edge) in needed:
+                needed.add(id(edge))
+                needed.add(id(edge.parent))
+        self.todo = [edge for edge in self._edges if id(edge) in needed]
+        self.next = 0
+        for edge in self.todo:
+            edge.own_pages, edge.table, edge.open_children, edge.scored = [], [], 0, False
+        for edge in self.todo:
+            if edge.parent is not None:
+                edge.parent.open_children += 1
+
+    def land(self, edge: Edge) -> list[int]:
+        """`edge` has been computed. Returns pages no longer needed by anything below."""
+        edge.scored = True
+        gone: list[int] = []
+        done: Edge | None = edge
+        while done is not None and done.scored and done.open_children == 0:
+            gone += done.own_pages
+            done.own_pages, done.table = [], []
+            done = done.parent
+            if done is not None:
+                done.open_children -= 1
+        return gone
+
+    def answer(self) -> tuple[Logprobs, Logprobs]:
+        """Log-probabilities per continuation and token: after the prompt, and without it (empty if not asked for)."""
+        free = self._continuations if self._free_roots else ()
+        return (
+            tuple(_read(self._roots[self._band_of(self._heads[0] + len(c))], c) for c in self._continuations),
+            tuple(_read(self._free_roots[self._band_of(self._heads[1] + len(c))], c) for c in free),
+        )
+
+
+def _by_band(
+    continuations: AbcSequence[AbcSequence[int]], head: int, band_of: Callable[[int], int]
+) -> dict[int, list[AbcSequence[int]]]:
+    """Continuations by the band of the sequences they end, which begin with `head` tokens."""
+    found: dict[int, list[AbcSequence[int]]] = {}
+    for continuation in continuations:
+        found.setdefault(band_of(head + len(continuation)), []).append(continuation)
+    return found
+
+
+def _chain(token_ids: AbcSequence[int]) -> tuple[TrieNode, TrieNode]:
+    """Nodes one below the other: the first and the last."""
+    first = last = TrieNode(token_ids[0])
+    for token in token_ids[1:]:
+        below = last.children[token] = TrieNode(token)
+        last = below
+    return first, last
+
+
+def _grow(root: TrieNode, continuations: AbcSequence[AbcSequence[int]]) -> None:
+    for continuation in continuations:
+        node = root
+        for token in continuation:
+            child = node.children.get(token)
+            if child is None:
+                child = node.children[token] = TrieNode(token)
+            node = child
+
+
+def _read(root: TrieNode, continuation: AbcSequence[int]) -> tuple[float, ...]:
+    return tuple(node.logprob for node in _walk(root, continuation))
+
+
+def _walk(root: TrieNode, continuation: AbcSequence[int]) -> Iterator[TrieNode]:
+    node = root
+    for token in continuation:
+        node = node.children[token]
+        yield node
+
+
+def _free_edges(root: TrieNode, edge_tokens: int, band: int) -> list[Edge]:
+    """Edges of a trie that follows no prompt: below its BOS, or from its first tokens."""
+    if not root.children:
+        return []
+    return _edges([root] if root.token >= 0 else root.inner(), 0, edge_tokens, band)
+
+
+def _edges(tops: list[TrieNode], start: int, edge_tokens: int, band: int) -> list[Edge]:
+    """Chains of nodes that something follows, depth first, none longer than `edge_tokens`."""
+    found: list[Edge] = []
+    stack: list[tuple[TrieNode, int, Edge | None]] = [(top, start, None) for top in reversed(tops)]
+    while stack:
+        top, at, parent = stack.pop()
+        chain = [top]
+        below = top.inner()
+        while len(below) == 1 and len(chain) < edge_tokens:
+            chain.append(below[0])
+            below = below[0].inner()
+        edge = Edge(chain, at, parent, band)
+        found.append(edge)
+        stack += [(child, edge.end, edge) for child in reversed(below)]
+    return found
 
 
 class Sequence:

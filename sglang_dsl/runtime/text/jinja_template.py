@@ -27,8 +27,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import MissingExtraError, ModelLoadError, RoleError
 from ...ir.nodes import is_role_word
-from .plain_templates import ROLES, check_known
-from .protocol import Turn, Turns
+from .plain import ROLES, check_known
+from .tokenizer import Turn, Turns
 
 _PROBES = (("user", "assistant", "user"), ("system", "user", "assistant", "user", "assistant", "user"))
 _ROLES = ("user", "assistant", "system", "tool")

@@ -11,12 +11,10 @@ from typing import Any
 from ...errors import DslError, MissingExtraError, ModelLoadError, RoleError
 from .bpe_tokenizer import BpeTokenizer
 from .folder_tokenizer import FolderTokenizer, check_control_text, read_json, tokenizer_from_folder
-from .gguf_header import read_header
-from .gguf_tokenizer import tokenizer_from_gguf
+from .gguf import read_header, tokenizer_from_gguf
 from .jinja_template import JinjaTemplate, TemplateReport
-from .plain_templates import LabelTemplate
-from .protocol import ChatTemplate, TextPiece, Tokenizer, Turn
-from .segments import Marker
+from .plain import LabelTemplate
+from .tokenizer import ChatTemplate, Marker, TextPiece, Tokenizer, Turn
 
 _log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ...errors import SpecError
-from ...ir.path_text import Torn, torn_of
+from ...ir.outcome import Torn, torn_of
 from ...ir.specs import SamplingSpec
-from .protocol import Tokenizer
 from .stops import finders
+from .tokenizer import Tokenizer
 
 
 class Ending(NamedTuple):

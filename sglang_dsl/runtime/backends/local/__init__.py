@@ -25,7 +25,7 @@ def local(name: str | PathLike[str] = "", **options: Any) -> InterpretedExecutor
     Raises:
         SpecError: an option that neither has, or a value outside its range. Else what `open_local` raises.
     """
-    from ...engine.config import EngineConfig
+    from ...engine.border import EngineConfig
     from ...model.options import ModelOptions
     from .opening import open_model
 

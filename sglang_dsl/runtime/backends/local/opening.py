@@ -1,28 +1,35 @@
-"""From a model's name to an engine that runs it."""
+"""From a model's name to an engine that runs it.
+
+What stands in the way of running models here, in words.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+import platform
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from os import PathLike
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from ....errors import DslError, EngineClosedError, MissingExtraError, ModelLoadError
-from ...supply import loading, locate
+from ...model import options as settings
+from ...supply import cache_folder, list_models, loading, locate
 from ..interpreted import InterpretedExecutor
 
 if TYPE_CHECKING:
     from ....ir.specs import ConstraintSpec
-    from ...engine.config import EngineConfig
+    from ...engine.border import EngineConfig
     from ...engine.engine import Engine
     from ...model.options import ModelOptions
     from ...sample.masks import Compilation, ConstraintCompiler
-    from ...text.protocol import Tokenizer
+    from ...text.tokenizer import Tokenizer
+
 
 DEFAULT_MODEL = "smollm2"
 _SHOWN = 400  # characters of a library's error that are passed on
@@ -73,12 +80,12 @@ def _named_errors(name: str) -> Iterator[None]:
 def _opened(name: str | PathLike[str], options: ModelOptions | None, config: EngineConfig | None) -> Engine:
     files = locate(name or DEFAULT_MODEL)
 
-    from ...model import settings
+    from ...model import options as settings
 
     settings.apply()  # before torch is imported, which the modules below do
 
     with loading(files.name), _no_collection():
-        from ...constrain.audit import audit
+        from ...constrain.compile import audit
         from ...engine.engine import Engine
         from ...model.load import load_model
         from ...model.options import ModelOptions
@@ -147,3 +154,63 @@ def _need_extra() -> None:
         raise MissingExtraError(
             f"running a model in this process needs {', '.join(missing)}", hint="pip install 'sglang-dsl[engine]'"
         )
+
+
+_PARTS = ("torch", "transformers", "tokenizers", "xgrammar", "gguf", "triton")
+
+
+def report() -> str:
+    """Installed parts, settings applied to this process, models at hand, and what is missing for a GPU."""
+    missing = missing_parts()
+    lines = [f"python        {platform.python_version()} on {platform.machine()}"]
+    lines += [f"{name:<14}{_version(name)}" for name in _PARTS]
+    lines += _host_lines()
+    lines += _model_lines()
+    if missing:
+        lines.append(f"missing       {', '.join(missing)}: pip install 'sglang-dsl[engine]'")
+    else:
+        lines += _device_lines()
+    return "\n".join(lines)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _host_lines() -> list[str]:
+    host = settings.apply()
+    kept = "keeps freed memory" if host.allocator_keeps_memory else "left as it is"
+    lines = [
+        f"threads       {host.threads} of {host.physical_cores} physical cores (OMP_NUM_THREADS overrules)",
+        f"allocator     {kept}",
+        f"waiting       OMP_WAIT_POLICY={host.wait_policy}",
+    ]
+    return lines + [f"note          {note}" for note in host.notes]
+
+
+def _model_lines() -> list[str]:
+    lines = [f"models        {cache_folder()}"]
+    for model in list_models():
+        where = str(model.path) if model.path else f"not here: sglang-dsl models pull {model.entry.name}"
+        lines.append(f"  {model.entry.name:<12}{where}")
+    return lines
+
+
+def _device_lines() -> list[str]:
+    import torch
+
+    from ...model.load import computes_bfloat16
+
+    weights = "bfloat16" if computes_bfloat16() else "float32 (no bfloat16 instructions)"
+    lines = [f"cpu weights   {weights}"]
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        lines.append(f"gpu           {torch.cuda.get_device_name()}, {free >> 20:,} of {total >> 20:,} MiB free")
+    elif torch.version.cuda is None:
+        lines.append("gpu           none: this torch was built without CUDA (https://pytorch.org/get-started)")
+    else:
+        lines.append("gpu           none: torch has CUDA, but sees no device (driver, or CUDA_VISIBLE_DEVICES)")
+    return lines

@@ -15,14 +15,12 @@ from ....ir.execution import TokenScore
 from ....ir.specs import ConstraintSpec
 from ....kernels.attention import ExtraWrite, QueryRow, SharedKeys, plan_step
 from ...engine.worker import WorkerInfo
+from ...model.adapter import Copy, PoolCounters
 from ...model.load import LoadedModel
-from ...model.pools import Copy, PoolCounters
 from ...sample.masks import ConstraintCompiler
-from ...sample.sampler import Draw, sample
-from ...sample.scores import logprobs, token_score
-from ...sample.sequence import SampledSequence
+from ...sample.sampler import Draw, SampledSequence, logprobs, sample, token_score
 from ...schedule.step import OpenSequence, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult
-from ...text.protocol import Tokenizer
+from ...text.tokenizer import Tokenizer
 
 
 class TorchWorker:

@@ -1,4 +1,11 @@
-"""The scripted model: a Worker without tensors, with real pages, real constraints and time from a cost model."""
+"""The scripted model: a Worker without tensors, with real pages, real constraints and time from a cost model.
+
+The mock's KV pool: each slot remembers which token it holds, so that wrong paging is seen at once.
+
+The mock's text: a token per word or scripted piece, and a ChatML template.
+
+A scripted reply while it is played, token by token, under its call's constraint.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +14,230 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from random import Random
+from weakref import WeakKeyDictionary
 
-from ....errors import IntegrityError
+from ....errors import IntegrityError, ScriptError
 from ....ir.execution import TokenScore
 from ....ir.specs import ConstraintSpec
-from ...cache.keys import AlikeIds, alike
-from ...constrain.compile import compile_constraint
+from ...cache.keys import AlikeIds, TokenIds, TokenStore, alike, tokens_of
+from ...constrain.compile import CompiledConstraint, compile_constraint
 from ...engine.worker import WorkerInfo
 from ...schedule.request import Label, Request
-from ...schedule.step import OpenSequence, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult
-from .model import SCORED_CONTEXT, token_logprob
-from .pages import TokenPages
-from .playing import Playing
-from .reply import Piece, Reply
-from .text import MockTokenizer
+from ...schedule.step import OpenSequence, Row, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult
+from ...text.plain import END_OF_TEXT, TURN_END, TURN_START, ChatMlTemplate, PieceTokenizer
+from ...text.tokenizer import ChatTemplate, Tokenizer
+from .reply import SCORED_CONTEXT, Piece, Reply, token_logprob
+
+REMEMBERED_BRANCHINGS = 4  # how far up a prompt's branchings it is looked for what is known of its pages
+
+
+class TokenPages:
+    """What the pool's tensors are in a real worker. Owner: the worker."""
+
+    def __init__(self, page_size: int) -> None:
+        self._size = page_size
+        self._slots: dict[tuple[int, int], tuple[int, int]] = {}  # (page, offset) -> (position, token)
+        self._sound: WeakKeyDictionary[TokenStore, list[int]] = WeakKeyDictionary()  # pages that held their prompts
+        self._sound_pages: set[int] = set()
+
+    def write(self, plan: StepPlan) -> None:
+        """Copies first, then all new tokens, then the mirrors: as a layer scatters before it attends."""
+        for copy in plan.copies:
+            self._note_write(copy.target)
+            for offset in range(copy.tokens):
+                self._slots[copy.target, offset] = self._slots[copy.source, offset]
+        for row in plan.rows:
+            for position, token in enumerate(row.token_ids, row.start):
+                slot = self._slot(row, position)
+                self._note_write(slot[0])
+                self._slots[slot] = (position, token)
+        for mirror in plan.mirrors:
+            row = plan.rows[mirror.row]
+            token = row.token_ids[mirror.position - row.start]
+            self._note_write(mirror.page)
+            self._slots[mirror.page, mirror.offset] = (mirror.position, token)
+
+    def read(self, row: Row, start: int, end: int) -> list[int]:
+        """The tokens a row sees at positions [start, end).
+
+        Raises:
+            IntegrityError: a page holds another position than the row's table says.
+        """
+        tokens: list[int] = []
+        for position in range(start, end):
+            held = self._slots.get(self._slot(row, position))
+            if held is None or held[0] != position:
+                raise IntegrityError(
+                    f"sequence {row.seq_id} reads position {position} from page {row.pages[position // self._size]}, "
+                    f"which holds {'nothing' if held is None else f'position {held[0]}'}"
+                )
+            tokens.append(held[1])
+        return tokens
+
+    def sound_until(self, row: Row, prompt_ids: Sequence[int]) -> int:
+        """Up to which position the row's pages are known to hold this prompt."""
+        ids = prompt_ids
+        for _ in range(REMEMBERED_BRANCHINGS):
+            if not isinstance(ids, TokenIds):
+                break
+            pages = self._sound.get(ids.store)
+            if pages is not None:
+                count = min(len(pages), len(ids) // self._size, row.start // self._size)
+                return count * self._size if row.pages[:count] == pages[:count] else 0
+            ids = ids.store.above or ()
+        return 0
+
+    def note_sound(self, row: Row, prompt_ids: Sequence[int], start: int) -> None:
+        """What stood before the row in its pages holds this prompt (up to `start` that was known). Not its own pages: they may be
+        given back at once, where the tree has the same tokens.
+        """
+        if isinstance(prompt_ids, TokenIds):
+            pages = list(row.pages[: min(row.start, len(prompt_ids)) // self._size])
+            self._sound[prompt_ids.store] = pages
+            self._sound_pages.update(pages[start // self._size :])
+
+    def _note_write(self, page: int) -> None:
+        if page in self._sound_pages:
+            self._sound_pages.clear()
+            self._sound.clear()
+
+    def _slot(self, row: Row, position: int) -> tuple[int, int]:
+        return row.pages[position // self._size], position % self._size
+
+
+SILENCE = "<|silence|>"  # a token without text: what a slow model says
+
+
+class MockTokenizer(PieceTokenizer):
+    """A PieceTokenizer that can also show control tokens."""
+
+    def __init__(self) -> None:
+        control = (END_OF_TEXT, TURN_START, TURN_END, SILENCE)
+        super().__init__(control)
+        self.silence_id = self.control_id(SILENCE)
+        self._shown = {self.control_id(text): text.encode() for text in control if text != SILENCE}
+        self._bytes: WeakKeyDictionary[TokenStore, tuple[int, bytearray]] = WeakKeyDictionary()
+
+    def count(self, text: str) -> int:
+        """Tokens of a content text on its own."""
+        return len(self.encode(text))
+
+    def show(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, control tokens included. Of a prompt that grows, what was shown before is kept."""
+        if not isinstance(token_ids, TokenIds):
+            return self._spelled(token_ids).decode("utf-8", "replace")
+        count, known = self._bytes.get(token_ids.store, (0, bytearray()))
+        if count > len(token_ids):
+            return self._spelled(token_ids.tokens()).decode("utf-8", "replace")
+        fresh = self._spelled(token_ids.tokens()[count:] if count else token_ids.tokens())
+        known = known + fresh
+        self._bytes[token_ids.store] = (len(token_ids), known)
+        return known.decode("utf-8", "replace")
+
+    def _spelled(self, token_ids: Sequence[int]) -> bytes:
+        shown = self._shown
+        return b"".join(shown[i] if i in shown else self.token_bytes(i) for i in token_ids)
+
+
+class MockText:
+    """Implements `TextModel`."""
+
+    def __init__(self, tokenizer: MockTokenizer, template: ChatTemplate | None = None) -> None:
+        self.tokenizer: Tokenizer = tokenizer
+        self.template: ChatTemplate = template or ChatMlTemplate()
+
+
+class Playing:
+    """One sequence. Owner: the worker.
+
+    masked: where the reply breaks its constraint, it is cut and completed by an allowed text, as a model's would be.
+    """
+
+    def __init__(self, opened: OpenSequence, reply: Reply, tokenizer: MockTokenizer, *, masked: bool) -> None:
+        self.opened = opened
+        self.generated = 0
+        self.tokens_so_far = tokens_of(opened.prompt_ids)
+        self._reply = reply
+        self._tokenizer = tokenizer
+        self._masked = masked
+        constraint = None if reply.unchecked else opened.constraint
+        self._compiled = None if constraint is None else compile_constraint(constraint)
+        self._matcher = None if self._compiled is None else self._compiled.matcher(tokenizer.token_bytes)
+        self._silent = min(reply.silent_tokens, opened.sampling.most_tokens)
+        self._tokens = [(tokenizer.silence_id, Piece(""))] * self._silent + self._scripted()
+
+    def replay(self, token_id: int) -> None:
+        """A token generated before the sequence was set aside."""
+        self._step(self.generated)
+        self._keep(token_id)
+
+    def next(self, index: int) -> tuple[int, Piece, bool]:
+        """The token at `index`, and whether its constraint allows nothing more.
+
+        Raises:
+            ScriptError: the reply breaks the call's constraint. Or whatever error the script asks for.
+        """
+        if self._reply.error is not None and index >= self._reply.error_after:
+            raise self._reply.error
+        ended = self._step(index)
+        token_id, piece = self._tokens[index] if index < len(self._tokens) else (self._tokenizer.eos_id, Piece(""))
+        self._keep(token_id)
+        return token_id, piece, ended
+
+    def _keep(self, token_id: int) -> None:
+        self.tokens_so_far.append(token_id)
+        self.generated += 1
+
+    def _step(self, index: int) -> bool:
+        """Step the matcher over token `index`; whether nothing may follow."""
+        matcher = self._matcher
+        if matcher is None or self._compiled is None or index < self._silent:
+            return False
+        if index >= len(self._tokens):
+            if matcher.may_end:
+                return False
+            self._complete(self._compiled, index, "it ends before the constraint is complete")
+        elif matcher.accept(self._tokens[index][0]):
+            return matcher.must_end
+        else:
+            self._complete(
+                self._compiled, index, f"token {index} ({self._tokens[index][1].raw!r}) is not allowed there"
+            )
+        if index < len(self._tokens):
+            matcher.accept(self._tokens[index][0])
+        return matcher.must_end
+
+    def _complete(self, compiled: CompiledConstraint, index: int, why: str) -> None:
+        """Put an allowed text in place of what is left from token `index` on."""
+        if not self._masked:
+            raise self._broken(why)
+        said = b"".join(self._tokenizer.token_bytes(token_id) for token_id, _ in self._tokens[self._silent : index])
+        try:
+            rest = compiled.complete(said.decode(), Random(index))
+        except ValueError as error:  # cut inside a character: only the script's author knows what it should be
+            raise self._broken(why) from error
+        self._tokens[index:] = self._cut(rest)
+
+    def _scripted(self) -> list[tuple[int, Piece]]:
+        if self._reply.pieces is None:
+            return self._cut(self._reply.text)
+        return [(self._tokenizer.intern(piece.raw), piece) for piece in self._reply.pieces]
+
+    def _cut(self, text: str) -> list[tuple[int, Piece]]:
+        ids = self._tokenizer.encode(text)
+        return [(token_id, Piece(self._tokenizer.token_bytes(token_id))) for token_id in ids]
+
+    def _broken(self, why: str) -> ScriptError:
+        label, constraint = self.opened.label, self.opened.constraint
+        said = self._reply.text or [piece.raw for _, piece in self._tokens]
+        return ScriptError(
+            f"the scripted reply {said!r} to {label.name or label.node_id!r} breaks its constraint: {why}; "
+            f"the constraint is {constraint.text[:120] if constraint else ''}",
+            hint="script a valid reply, use malformed(...) to send it anyway, or mock(masked=True) to have it cut as a "
+            "model's would be",
+        )
+
 
 LOOKED_BACK_TOKENS = 4 * SCORED_CONTEXT + 4  # hold as many characters as the little language model looks at
 

@@ -13,7 +13,7 @@ from ....ir.execution import ConstraintReport, Event, Meter, Outcome, Run, RunSp
 from ....ir.nodes import Node
 from ....ir.record import RunRecord
 from ....ir.specs import ConstraintSpec
-from ...constrain.audit import audit
+from ...constrain.compile import audit
 from ...interpret.events import EventLog
 
 

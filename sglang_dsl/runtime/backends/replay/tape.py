@@ -3,23 +3,111 @@
 {"format": "sglang-dsl-cassette", "version": 1, "model": ..., "template": {...}, "controls": {...}}
 {"key": {...}, "end": 3, "deltas": [["Hel", 1], ["lo", 1]], "result": {...}}
 {"key": {...}, "end": 4, "deltas": [], "error": {"type": "EngineError", "what": ..., "retryable": true}}
+
+What makes two calls the same call, and what is different where they are not.
+
+Keeping secrets out of what is stored.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import regex
 
 from .... import errors
-from ....errors import DslError, EngineError, FormatError
+from ....errors import DslError, EngineError, FormatError, SpecError
 from ....ir.execution import TokenScore
-from ....ir.path_text import Torn
-from ...schedule.request import GenerateResult, Result, ScoreResult
-from .key import CallKey
+from ....ir.outcome import Torn
+from ....ir.specs import entries, utf8_text
+from ...schedule.request import GenerateRequest, GenerateResult, Request, Result, ScoreResult
+from ...text.tokenizer import Tokenizer
+
+CallKey: TypeAlias = dict[str, Any]  # field -> JSON value
+
+FIELDS = (
+    "node",
+    "name",
+    "model",
+    "kind",
+    "prompt",
+    "choices",
+    "unconditional",
+    "params",
+    "constraint",
+    "sample",
+    "attempt",
+)
+_CONTEXT = 24  # characters shown around the first difference of two texts
+
+
+def key_of(request: Request, model: str, tokenizer: Tokenizer, clean: Callable[[str], str]) -> CallKey:
+    """The key of a request. The prompt counts as text, without control tokens; the derived seed does not count.
+
+    Args:
+        clean: takes secrets out of texts.
+    """
+    label = request.label
+    key: CallKey = {
+        "node": label.node_id,
+        "name": label.name,
+        "model": model,
+        "prompt": clean(tokenizer.decode(request.prompt_ids)),
+        "sample": label.sample,
+        "attempt": label.attempt,
+    }
+    if isinstance(request, GenerateRequest):
+        params = {name: _plain(value) for name, value in asdict(request.sampling).items() if name != "seed"}
+        constraint = request.constraint
+        spec = None if constraint is None else {name: _plain(value) for name, value in asdict(constraint).items()}
+        return {**key, "kind": "generate", "params": params, "constraint": spec}
+    choices = [clean(tokenizer.decode(ids)) for ids in request.continuations]
+    return {**key, "kind": "score", "choices": choices, "unconditional": request.unconditional}
+
+
+def nearest(key: CallKey, recorded: Iterable[CallKey]) -> CallKey | None:
+    """The recorded key with the fewest differing fields; among equals, the one with the most similar prompt."""
+    keys = list(recorded)
+    if not keys:
+        return None
+    fewest = min(len(differing(key, other)) for other in keys)
+    close = [other for other in keys if len(differing(key, other)) == fewest]
+    return max(close, key=lambda other: _similarity(key["prompt"], other["prompt"]))
+
+
+def differing(key: CallKey, other: CallKey) -> list[str]:
+    """Names of the fields that differ."""
+    return [name for name in FIELDS if key.get(name) != other.get(name)]
+
+
+def difference(key: CallKey, recorded: CallKey) -> str:
+    """In words: the first field that differs, as it is and as it was recorded."""
+    name = differing(key, recorded)[0]
+    now, then = key.get(name), recorded.get(name)
+    if isinstance(now, Mapping) and isinstance(then, Mapping):
+        field = next(f for f in {**now, **then} if now.get(f) != then.get(f))
+        return f"{name}.{field} is {now.get(field)!r}, recorded was {then.get(field)!r}"
+    if isinstance(now, str) and isinstance(then, str):
+        at = next((i for i, (a, b) in enumerate(zip(now, then, strict=False)) if a != b), min(len(now), len(then)))
+        window = slice(max(at - _CONTEXT, 0), at + _CONTEXT)
+        return f"{name} differs at character {at}: it is {now[window]!r}, recorded was {then[window]!r}"
+    return f"{name} is {now!r}, recorded was {then!r}"
+
+
+def _similarity(a: str, b: str) -> float:
+    return difflib.SequenceMatcher(None, a[-400:], b[-400:]).quick_ratio()
+
+
+def _plain(value: Any) -> Any:
+    """As it comes back from JSON."""
+    return [_plain(item) for item in value] if isinstance(value, (tuple, list)) else value
+
 
 FORMAT = "sglang-dsl-cassette"
 VERSION = 1
@@ -163,3 +251,48 @@ def _cleaned(value: Any, clean: Callable[[str], str]) -> Any:
         case list() | tuple():
             return [_cleaned(item, clean) for item in value]
     return value
+
+
+REDACTED = "[redacted]"
+PATIENCE_S = 0.1  # for one text; patterns may backtrack, and other runs wait meanwhile
+COMMON_SECRETS = (
+    r"\b(?:sk|pk|rk)-[A-Za-z0-9_-]{16,}",  # API keys in the style of several providers
+    r"\bgh[pousr]_[A-Za-z0-9]{20,}",  # GitHub tokens
+    r"\bAKIA[0-9A-Z]{16}\b",  # AWS access key ids
+    r"\bxox[abprs]-[A-Za-z0-9-]{10,}",  # Slack tokens
+    r"(?i)\bbearer\s+[A-Za-z0-9._~+/=-]{16,}",
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?-----END [A-Z ]*PRIVATE KEY-----",
+)
+
+
+class Redactor:
+    """Replaces what looks like a secret. The same on recording and on replay, so that keys still match."""
+
+    def __init__(self, patterns: Iterable[str] = ()) -> None:
+        patterns = entries("redact", patterns, r'redact=[r"\btok_\w+"]')
+        for pattern in patterns:
+            _check(pattern)
+        self._pattern = regex.compile("|".join(f"(?:{p})" for p in _without_flags((*COMMON_SECRETS, *patterns))))
+
+    def __call__(self, text: str) -> str:
+        """The text without secrets; nothing of it where looking for them takes too long."""
+        try:
+            cleaned: str = self._pattern.sub(REDACTED, text, timeout=PATIENCE_S + len(text) * 1e-6, concurrent=True)
+        except TimeoutError:
+            return REDACTED
+        return cleaned
+
+
+def _check(pattern: object) -> None:
+    try:
+        regex.compile(utf8_text("redact", pattern))
+    except regex.error as error:
+        raise SpecError(
+            f"redact={pattern!r} is not a regular expression: {error}", hint="correct the pattern"
+        ) from error
+
+
+def _without_flags(patterns: Iterable[str]) -> Iterable[str]:
+    """A flag inside an alternation has to be scoped to it."""
+    for pattern in patterns:
+        yield f"(?i:{pattern[4:]})" if pattern.startswith("(?i)") else pattern

@@ -1,0 +1,364 @@
+"""`s.switch`, `s.loop` and `s.map` in a trace.
+
+What reading a binding gives while tracing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from inspect import iscoroutine
+from typing import Any, NoReturn
+
+from ...errors import TraceError
+from ...ir.execution import MISSING
+from ...ir.graph import Graph
+from ...ir.nodes import Constant, Expression, Gen, Input, Json, Loop, Map, Node, Reference, Return, Select, Switch, Tool
+from ...ir.outcome import Said
+from ...ir.semantics import is_among, same
+from ..bindings import Bindings, Bound, Gathered, Local, Span
+from ..call_sites import Site
+from ..data import MENTIONS, json_constant
+from ..recorder import Body, decided_by, run_switch
+from ..statement import Cursor, Line
+from .decisions import Chooser, Decision, Group, Stop
+from .explore import explored
+from .items import link, loosen
+from .shapes import BOOL, JSON, TEXT, Data, Finite, Number, Opaque, Shape, Text, of_schema, of_type
+from .trace import Walk
+from .values import Unknown, after, is_abstract
+
+_PLAIN: dict[type, Shape] = {
+    str: TEXT, int: Number(), float: Number(float), bool: BOOL, list: Data(list, plain=True), dict: Data(dict, plain=True)
+}  # fmt: skip
+
+
+def value_of(path: Walk, bound: Bound) -> Any:
+    """The stand-in for what is bound."""
+    return _at(path, Reference(bound.node_id), bound)
+
+
+def _at(path: Walk, reference: Reference, bound: Bound) -> Any:
+    if isinstance(bound, Gathered):
+        return _gathered(path, reference, bound)
+    return path.trace.member(reference, shape_of(path, bound))
+
+
+def _gathered(path: Walk, reference: Reference, bound: Gathered) -> Any:
+    match bound.mode:
+        case "all":
+            return _list(path, reference, bound)
+        case "first":
+            k = getattr(path.graph[bound.node_id], "k", 1)
+            return [_any_part(path, after(reference, "item", i), bound) for i in range(k)]
+        case "vote" | "quorum" | "best":
+            return _any_part(path, reference, bound)
+    return path.stop(
+        f"the values of a join with mode {bound.mode!r} were read: which are errors only a run can say", reference
+    )
+
+
+def _list(path: Walk, reference: Reference, bound: Gathered) -> list[Any]:
+    """A real list: how many branches there are is known."""
+    found: list[Any] = []
+    for index, part in enumerate(bound.parts[branch] for branch in bound.listed(())):
+        item = after(reference, "item", index)
+        if index in bound.spliced and isinstance(part, Gathered):
+            found.extend(_part(path, after(item, "item", j), leaf) for j, leaf in enumerate(part.leaves))
+        else:
+            found.append(_part(path, item, part))
+    return found
+
+
+def _part(path: Walk, reference: Reference, part: Bound | None) -> Any:
+    return MISSING if part is None else _at(path, reference, part)
+
+
+def _any_part(path: Walk, reference: Reference, bound: Gathered) -> Any:
+    """A value of one branch, whichever it is: they have to be alike."""
+    parts = [part for part in bound.parts if part is not None]
+    shapes = {repr(shape_of(path, part)) for part in parts}
+    if len(shapes) != 1 or any(isinstance(part, Gathered) for part in parts):
+        path.stop("branches of different kinds were joined, and which one wins only a run can say", reference)
+    return _at(path, reference, parts[0])
+
+
+def shape_of(path: Walk, bound: Bound) -> Shape:
+    """What is known of a bound value."""
+    if isinstance(bound, Span):
+        return TEXT
+    if isinstance(bound, Local):
+        return JSON
+    node: Node = path.graph[bound.node_id]
+    match node:
+        case Select(choices=choices):
+            texts = [c for c in choices if isinstance(c, str)]
+            read = bound.convert or str
+            return Finite(tuple((c, read(c)) for c in dict.fromkeys(texts))) if len(texts) == len(choices) else TEXT
+        case Gen():
+            return _of_gen(node, bound.convert)
+        case Tool(tool=key):
+            return _of_result(path.function(key), bound.convert)
+        case Switch():
+            return Opaque("the result of a switch")
+    return JSON
+
+
+def _of_gen(node: Gen, convert: Callable[[Any], Any] | None) -> Shape:
+    constraint = node.constraint
+    if node.partial_ok and node.decode == "json":
+        return Opaque("a value that may be a part of one")
+    if constraint is not None and constraint.kind == "choices" and not node.partial_ok:
+        texts = json.loads(constraint.text)
+        raw = texts if node.decode == "text" else [json.loads(text) for text in texts]
+        return Finite(tuple((value, value if convert is None else convert(value)) for value in raw))
+    if node.decode == "text":
+        return TEXT if convert is None else Opaque()
+    if constraint is not None and constraint.kind == "regex":
+        return Number(float, convert=True) if convert is float else Number()
+    if convert is None:
+        return of_schema(json.loads(constraint.text)) if constraint is not None else JSON
+    return of_type(convert.wanted) if hasattr(convert, "wanted") else Opaque()
+
+
+def _of_result(function: Callable[..., Any] | None, convert: Callable[[Any], Any] | None) -> Shape:
+    """What a tool says it returns. Plain types are read as they come, so a number stays what it is in JSON."""
+    tool = getattr(function, "tool", None)
+    hint = tool.hints.get("return", Any) if tool is not None else Any
+    if convert is None:
+        return _PLAIN.get(hint, JSON) if isinstance(hint, type) else JSON
+    return of_type(hint)
+
+
+def follow_switch(
+    path: Walk, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site
+) -> Any:
+    """Decide which arm this run takes, and take it."""
+    on, line = Reference(bound.node_id), state._cursor.line
+    shape = shape_of(path, bound)
+    if isinstance(shape, Finite):
+        values = [(raw, typed) for raw, typed in shape.choices if _is_left(raw, path.left(on))]
+        value = _decided_value(path, on, values, arms)
+        return run_switch(state, line, bound, value, arms, default, site)
+    known = path.left(on)
+    if known is not None and len(known) == 1:
+        return run_switch(state, line, bound, known[0], arms, default, site)
+    groups: list[Group] = [(_plain(key, site),) for key in arms]
+    taken = path.decide(on, groups if default is None else [*groups, None])
+    body = [*arms.values(), default][taken]
+    if body is None:
+        raise TypeError("a switch without arms took one")
+    with decided_by(line, bound):
+        return body(state)
+
+
+def _decided_value(path: Walk, on: Reference, values: list[tuple[Json, Any]], arms: Mapping[Any, Body]) -> Any:
+    """A value of the group that this run goes on with: those with one arm are one group."""
+    groups: dict[Any, list[tuple[Json, Any]]] = {}
+    for raw, typed in values:
+        key = next((i for i, k in enumerate(arms) if same(k, typed)), -1)
+        groups.setdefault(key, []).append((raw, typed))
+    chosen = list(groups.values())
+    return chosen[path.decide(on, [tuple(raw for raw, _ in group) for group in chosen])][0][1]
+
+
+def _is_left(raw: Json, left: Group) -> bool:
+    return left is None or is_among(raw, left)
+
+
+def follow_loop(path: Walk, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
+    """Record the body once, with all its ways, and push a Loop."""
+    deciders: list[Reference] = []
+
+    def once(inside: Any) -> Any:
+        result = body(inside)
+        deciders.extend(() if until is None else (Reference(inside._find(until).node_id),))
+        return result
+
+    recorded = _Recorded(path, state, state._cursor.line, once, site)
+    graph, result = recorded.graph()
+    node_id = _push(
+        state, site, Loop, body=graph, result=result, limit=limit,
+        until=deciders[0] if deciders else None, stop_value=_plain(stop_value, site),
+    )  # fmt: skip
+    recorded.leave(state)
+    return None if result is None else stand_in(path, Reference(node_id), recorded.returned)
+
+
+def follow_map(path: Walk, state: Any, items: Unknown, body: Callable[[Any, Any], Any], site: Site) -> Any:
+    """Record the body once, for an item that stays unknown, and push a Map."""
+    outer = state._cursor.line
+    outer.forks += 1
+    round_ = "*" if outer.forks == 1 else f"{outer.forks}:*"
+    line = outer.start_branch(outer.tip, None, f"{outer.path},{round_}" if outer.path else round_)
+    shape = getattr(items._shape, "item", None) or JSON
+    item = Input(id=f"{site.label}.item{line.suffix}", name=f"{site.label}.item{line.suffix}")
+
+    def once(inside: Any) -> Any:
+        inside._cursor.recorder.graph.append(item)
+        return _awaited(path, body(inside, path.trace.member(Reference(item.id), shape)))
+
+    recorded = _Recorded(path, state, line, once, site)
+    graph, result = recorded.graph()
+    whole = Graph([item, *graph], name=graph.name).freeze()
+    node_id = _push(state, site, Map, items=items._reference, item=item.id, body=whole, result=result)
+    return path.trace.member(Reference(node_id), Data(list, item=_shape_of(recorded.returned)))
+
+
+def _awaited(path: Walk, value: Any) -> Any:
+    """What the coroutine of an `async def` body gives. In a trace all values are there, so nothing of the program's own waits."""
+    if not iscoroutine(value):
+        return value
+    try:
+        value.send(None)
+    except StopIteration as ended:
+        return ended.value
+    value.close()
+    return (path.trace.path or path).stop(
+        "the `async def` body of a map waits for something else than the program's calls"
+    )
+
+
+class _Recorded:
+    """A body followed on a copy of the state. `returned`: what it gives, one value per run."""
+
+    def __init__(self, path: Walk, state: Any, line: Line, body: Callable[[Any], Any], site: Site) -> None:
+        self.returned: list[Any] = []
+        self._path = path
+        self._state = state
+        self._line = line
+        self._body = body
+        self._site = site
+        self._names: Bindings[str] = Bindings()
+        self._counts: dict[str, int] = {}
+
+    def graph(self) -> tuple[Graph, Expression | None]:
+        """Its sub-graph and what it returns."""
+        trace, outer = self._path.trace, self._path
+        base = (self._line.tip, self._line.branch) if self._line.tip and self._line.branch is not None else None
+        try:
+            items = explored(self._walk, lambda nodes: loosen(nodes, base, self._line.role))
+        finally:
+            trace.path = outer
+        nodes = list(link(items))
+        returned = next((n.value for n in nodes if isinstance(n, Return)), None)
+        kept = [node for node in nodes if not isinstance(node, Return)]
+        result = None if returned == Constant(None) else returned
+        return Graph(kept, name=trace.name).freeze(), result
+
+    def leave(self, state: Any) -> None:
+        """What the body has bound and counted, for what comes after it on the same line."""
+        counts = state._cursor.line.counts
+        counts.update((label, count) for label, count in self._counts.items() if count > counts.get(label, 0))
+        for name, bound in self._names.items():
+            if state._cursor.names.get(name) is not bound:
+                state._cursor.rebind(name, _Inside(self._path, name))
+
+    def _walk(self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Walk:
+        path = self._path.inside(script, choose, before)
+        path.trace.path = path
+        line, outer = _copy(self._line), self._state._cursor
+        cursor = Cursor(path, line, outer.names.copy(), outer.scope, outer.depth, outer.regions)
+        inside = type(self._state)(cursor, self._state.index)
+        try:
+            value = self._body(inside)
+            expression = path.expression(value, inside._find, self._site.origin)
+            self.returned.append(value)
+            path.append([Return(id="return", context=line.tip, value=expression)])
+            self._names, self._counts = cursor.names, line.counts
+        except Stop:
+            pass
+        path.check_replay()
+        return path
+
+
+def stand_in(path: Walk, reference: Reference, returned: Sequence[Any]) -> Any:
+    """What stands for a value of which `returned` has one in each way: the same structure, and the parts that are known."""
+    first: Any = returned[0] if returned else None
+    kind = type(first)
+    if kind in (list, tuple) and all(type(value) is kind and len(value) == len(first) for value in returned):
+        parts = [
+            stand_in(path, after(reference, "item", i), each) for i, each in enumerate(zip(*returned, strict=True))
+        ]
+        return kind(parts)
+    if kind is dict and all(type(value) is dict and value.keys() == first.keys() for value in returned):
+        return {key: stand_in(path, after(reference, "item", key), [v[key] for v in returned]) for key in first}
+    if all(not is_abstract(value) and type(value) is kind and value == first for value in returned) and _is_leaf(
+        path, first
+    ):
+        return first
+    return path.trace.member(reference, _shape_of(returned))
+
+
+def _is_leaf(path: Walk, value: Any) -> bool:
+    """Whether a value is the same whatever the model says."""
+    return value is None or (isinstance(value, (bool, int, float, str)) and path.trace.is_clean(value))
+
+
+def _shape_of(returned: Sequence[Any]) -> Shape:
+    """What all of the values have in common."""
+    shapes = {_shape(value) for value in returned}
+    return shapes.pop() if len(shapes) == 1 else JSON
+
+
+def _shape(value: Any) -> Shape:
+    if type(value) is Unknown:
+        return value._shape
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return Text()
+    if isinstance(value, (int, float)) and not isinstance(value, (bool, Enum)):
+        return Number(type(value))
+    return JSON
+
+
+class _Inside(Local):
+    """A name that the body of a loop binds: which round's value it has only a run can say."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: Walk, label: str) -> None:
+        super().__init__("", None, label)
+        self._path = path
+
+    @property
+    def expression(self) -> NoReturn:
+        """No node has it."""
+        self._end()
+
+    def resolve(self, said_at: Callable[[str], Said]) -> NoReturn:
+        """Ends the run of the body."""
+        self._end()
+
+    def _end(self) -> NoReturn:
+        self._path.stop(
+            f"the name {self.label!r} is bound inside a loop and read after it: let the body return the value"
+        )
+
+
+def _copy(line: Line) -> Line:
+    copy = Line(
+        tip=line.tip,
+        branch=line.branch,
+        path=line.path,
+        role=line.role,
+        control=line.control,
+        handles=line.handles.copy(),
+    )
+    copy.counts, copy.forks, copy.gathered = dict(line.counts), line.forks, dict(line.gathered)
+    return copy
+
+
+def _push(state: Any, site: Site, kind: type[Node], **fields: Any) -> str:
+    statement = state._cursor.draft(site)
+    node_id: str = statement.push(kind, **fields)
+    state._cursor.commit(statement)
+    return node_id
+
+
+def _plain(value: Any, site: Site) -> Json:
+    """A value that decides, as JSON."""
+    if isinstance(value, MENTIONS):
+        raise TraceError(f"{value!r} is not a plain value", hint="decide by plain values", origin=site.origin)
+    found: Json = json_constant(value, site.origin).value
+    return found

@@ -1,0 +1,235 @@
+"""Export: a program as a graph that runs without its Python source, or the reason why it cannot be one.
+
+A trace is a picture; an exported graph is a promise. So more is asked of it: every question of the body was followed, two
+traces agree, and the graph does what the body does on values made to trip it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from ...errors import ExportError, GraphError, Origin
+from ...ir.execution import RunSpec, execute
+from ...ir.graph import Graph
+from ...ir.json_format import check_exportable
+from ...ir.nodes import Break, Input, Json, Loop, Map, Node, Switch
+from ...ir.specs import RunOptions
+from ...ir.verify import verify
+from ..session import Session
+from .decisions import Stop, way_out
+from .guard import driven, outside_of_loops, same_random
+from .rehearsal import Call, Performance, Rehearsal, Samples, texts_for
+from .shapes import Tags
+from .tracer import Traceable, traced
+
+TRIALS = 64
+MAX_TRIALS = 400  # up to here, each text that is tried comes up at each place
+
+
+def export(
+    program: Traceable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    symbolic: Iterable[str] = (),
+    registry: Collection[str] = (),
+    trials: int | None = None,
+) -> Graph:
+    """The program as a graph. `registry`: tools and Python keys that whoever runs it knows; `trials`: how many sets of values it
+    is tried on, by default as many as there are texts worth trying.
+
+    Raises:
+        ExportError: what stands in the way, with the line.
+    """
+    symbols = tuple(symbolic)
+    first = traced(program, args, kwargs, symbolic=symbols)
+    if first.unsaid:
+        raise ExportError(
+            f"{program.name} returns what a graph cannot hold: {first.unsaid}",
+            hint="return text, numbers, lists and dicts",
+            origin=program.origin,
+        )
+    graph = first.graph
+    _check_breaks(graph, program.language)
+    check_exportable(graph, registry)
+    _check_rules(graph)
+    if traced(program, args, kwargs, symbolic=symbols, tags=Tags(13)).graph != graph:
+        raise ExportError(
+            f"two traces of {program.name} differ: it depends on more than its arguments, or on the length or letters of a text "
+            "that holds a value which does not exist yet",
+            hint="pass the time, random numbers and counters as arguments; ask values themselves, not texts around them",
+            origin=program.origin,
+        )
+    trying = _Trials(program, args, kwargs, symbols, graph)
+    outside_of_loops(lambda: trying.run(trials), asynchronous=program.asynchronous)
+    return graph
+
+
+# --- reasons that a trace knows ---------------------------------------------------------------------------------------
+
+
+def _check_breaks(graph: Graph, language: str) -> None:
+    for node in _everything(graph):
+        if isinstance(node, Break):
+            raise ExportError(
+                f"graph {graph.name!r} breaks off: {node.reason}",
+                hint=way_out(node.reason, language),
+                origin=node.origin,
+            )
+
+
+def _check_rules(graph: Graph) -> None:
+    try:
+        verify(graph)
+    except GraphError as error:
+        raise ExportError(
+            f"the graph of a trace breaks a rule: {error.what}", hint=error.hint, origin=error.origin
+        ) from error
+
+
+def _everything(graph: Graph) -> Iterator[Node]:
+    for node in graph:
+        yield node
+        match node:
+            case Switch(arms=arms):
+                for arm in arms:
+                    yield from _everything(arm.graph)
+            case Loop(body=body) | Map(body=body):
+                yield from _everything(body)
+
+
+# --- trying it --------------------------------------------------------------------------------------------------------
+
+
+class _Trials:
+    """Runs the body and the graph on the same values, and compares what they did."""
+
+    def __init__(
+        self, program: Traceable, args: tuple[Any, ...], kwargs: dict[str, Any], symbolic: tuple[str, ...],
+        graph: Graph,
+    ) -> None:  # fmt: skip
+        self._program = program
+        self._args = args
+        self._kwargs = kwargs
+        self._symbolic = symbolic
+        self._graph = graph
+        self._inputs = [node for node in graph if isinstance(node, Input)]
+
+    def run(self, trials: int | None) -> None:
+        """Raise ExportError at the first difference."""
+        texts = texts_for(self._program.function)  # type: ignore[arg-type]  # checked when it was decorated
+        for trial in range(trials if trials is not None else min(max(TRIALS, len(texts)), MAX_TRIALS)):
+            samples = Samples(trial, texts)
+            with same_random():
+                self._compare(samples)
+
+    def _compare(self, samples: Samples) -> None:
+        given = {node.name: _sampled(node, samples) for node in self._inputs}
+        body, value, error = self._run_body(samples, given)
+        try:
+            backend = Rehearsal(samples)
+            spec = RunSpec(
+                program=self._graph.name,
+                options=RunOptions(backend=backend),
+                arguments=given,
+                registry={} if body is None else body.registry,
+            )
+            execute(self._graph, backend, spec)
+            performed = backend.run
+        except GraphError as failure:
+            if error is None:
+                raise self._differs(f"the graph fails ({failure.what}), and the body does not") from failure
+            return
+        if error is not None:
+            raise self._differs(f"the body raises {type(error).__name__}: {error}, and the graph does not") from error
+        self._compare_runs(body, performed, value)
+
+    def _compare_runs(self, body: Performance | None, graph: Performance | None, value: Any) -> None:
+        if body is None or graph is None:
+            raise self._differs("one of them did not run")
+        ours, theirs = sorted(map(_shown, body.calls)), sorted(map(_shown, graph.calls))
+        for call in sorted(body.calls, key=_shown):
+            if _shown(call) not in theirs:
+                raise self._differs(f"the body makes the call {_short(call)}, and the graph does not", call.node.origin)
+        for call in graph.calls:
+            if _shown(call) not in ours:
+                raise self._differs(f"the graph makes the call {_short(call)}, and the body does not", call.node.origin)
+        if len(ours) != len(theirs):
+            raise self._differs(f"the body makes {len(ours)} calls, the graph {len(theirs)}")
+        if body.root.end != graph.root.end:
+            where, said, instead = _first_difference(body, graph)
+            raise self._differs(f"the body's text goes on with {said!r}, the graph's with {instead!r}", where)
+        returned = graph.root.outcomes.get("return")
+        if value != (None if returned is None else returned.value):
+            raise self._differs("the graph returns something else than the body")
+
+    def _run_body(
+        self, samples: Samples, given: Mapping[str, Any]
+    ) -> tuple[Performance | None, Any, BaseException | None]:
+        backend = Rehearsal(samples)
+        parameters = self._program.parameters
+        args = tuple(given.get(name, value) for name, value in zip(parameters, self._args, strict=False))
+        args += self._args[len(parameters) :]
+        named = {k: v for k, v in given.items() if k not in parameters[: len(args)]}
+        kwargs = {**self._kwargs, **named}
+        session: Session[Any] = Session(
+            lambda state: self._program.call(state, args, kwargs),
+            RunSpec(program=self._program.name, options=RunOptions(backend=backend)),
+            self._program.sites,
+            self._program.origin,
+            asynchronous=self._program.asynchronous,
+        )
+        asynchronous = self._program.asynchronous
+        execute_body = session.aexecute if asynchronous else session.execute
+        result = driven(execute_body, self._refuse, asynchronous=asynchronous)
+        run = backend.run
+        returned = None if run is None else run.root.outcomes.get("return")
+        return run, None if returned is None else returned.value, result.error
+
+    def _refuse(self, what: str) -> None:
+        raise Stop(what)
+
+    def _differs(self, what: str, origin: Origin | None = None) -> ExportError:
+        return ExportError(
+            f"{self._program.name} and its graph do different things for some values: {what}",
+            hint="ask values themselves (s[x] == ..., s[x].strip()), not texts that hold them",
+            origin=origin or self._program.origin,
+        )
+
+
+def _sampled(node: Input, samples: Samples) -> Json:
+    if node.structure is not None:
+        return _like(node.structure, samples, node.name)
+    return _leaf(node.type_name, samples, node.name)
+
+
+def _like(structure: Json, samples: Samples, where: str) -> Json:
+    match structure:
+        case list():
+            return [_like(item, samples, f"{where}[{i}]") for i, item in enumerate(structure)]
+        case dict():
+            return {key: _like(item, samples, f"{where}.{key}") for key, item in structure.items()}
+    return _leaf(str(structure), samples, where)
+
+
+def _leaf(type_name: str, samples: Samples, where: str) -> Json:
+    kinds: dict[str, str] = {"int": "integer", "float": "number", "bool": "boolean", "str": "string"}
+    return samples.data({"type": kinds[type_name]} if type_name in kinds else {}, where)
+
+
+def _shown(call: Call) -> tuple[str, str]:
+    return repr(call.what), call.prompt
+
+
+def _short(call: Call) -> str:
+    kind, name, *_ = call.what
+    prompt = call.prompt if len(call.prompt) <= 60 else "..." + call.prompt[-57:]
+    return f"{kind}({name!r}) after {prompt!r}" if kind != "tool" else f"{name}({call.what[2]})"
+
+
+def _first_difference(body: Performance, graph: Performance) -> tuple[Origin | None, str, str]:
+    """The line of the body at which the texts part, and how each goes on."""
+    ours, theirs = body.root.end or "", graph.root.end or ""
+    at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+    return body.origin_at(at), ours[at : at + 40], theirs[at : at + 40]

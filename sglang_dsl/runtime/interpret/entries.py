@@ -1,0 +1,394 @@
+"""A node in a run: where it stands and who waits for it.
+
+What the machine and a call know of a request on its way (`requests.py`).
+
+What a run may take: time until its deadline, and generated tokens.
+
+What a run's calls cost, added up.
+
+Seeds: what makes a call's randomness its own, and repeatable.
+
+The critical path: how much is still to be generated behind a call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from concurrent.futures import Future
+from contextvars import Context
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+from ...errors import DeadlineError, GraphError
+from ...ir.execution import Outcome, Usage
+from ...ir.nodes import Fork, Gen, Input, Join, Loop, Map, Node, Return, Select, Switch, Tool
+from ...ir.outcome import PathText, Torn
+from ...ir.specs import RunOptions
+from ..schedule.request import OUTERMOST, BranchOrder, GenerateResult, LeaseId, Lineage, Result, Sink
+from ..text.tokenizer import TextPiece, Turns
+from .target import Target
+
+NO_TURNS = Turns()
+Status: TypeAlias = Literal["waiting", "running", "done", "failed", "cancelled"]
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One branch's share in the lease of its fork's prompt.
+
+    It is spent by the branch's first call, or by a fork below that takes a lease of its own; it is given back when the
+    branch is `closed` and no node of it can spend it any more. `spenders` counts those that still can.
+    """
+
+    fork: Entry
+    spenders: int = 0
+    closed: bool = False
+    spent: bool = False
+
+
+class Race(Protocol):
+    """A join that is not decided yet (`branches.Race`)."""
+
+    def awaits(self) -> Iterator[int]:
+        """The branches whose end may still matter to it."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One node of one run. Owner: the run's Machine, under the run's lock.
+
+    placed: the text up to and including this node is known, so what hangs on it in context may go on.
+    anchor: the entry whose prompt stands after this node: itself if it adds text, else its context's.
+    missing: how many signals (context placed, values there) it still waits for before it begins.
+    """
+
+    id: str
+    node: Node
+    scope: Scope
+    context: Entry | None
+    future: Future[Outcome] | None = None  # made when somebody asks for it
+    status: Status = "waiting"
+    placed: bool = False
+    anchor: Entry | None = None
+    missing: int = 0
+    outcome: Outcome | None = None
+    error: Exception | None = None
+    children: list[Entry] = field(default_factory=list)
+    on_place: list[Entry] = field(default_factory=list)
+    on_done: list[Entry] = field(default_factory=list)
+    watchers: list[Callable[[Entry], None]] = field(default_factory=list)
+    lineage: Lineage | None = None
+    claim: Claim | None = None
+    claims: dict[int, Claim] = field(default_factory=dict)  # forks: by branch
+    lease: tuple[Target, LeaseId] | None = None  # forks
+    races: list[Race] = field(default_factory=list)  # forks: joins of it that are not decided
+    pieces: tuple[TextPiece, ...] = ()  # texts
+    produced: Produced | None = None  # gens and selects
+    variables: Context | None = None  # of the statement, where user code is called
+    order: int = -1  # the how-manieth to end in its run
+    turns: Turns = NO_TURNS  # of its path, as far as its nodes say; without their text
+    place: BranchOrder = OUTERMOST  # which branches it stands in
+    known: Entry | None = None  # the last one of its path whose text was known when it was taken in
+    stop: Callable[[str], None] | None = None  # how to end what runs for it outside, with a reason
+
+    @classmethod
+    def door(cls, region: Entry, scope: Scope) -> Entry:
+        """The way into a sub-graph: what the roots of `scope` hang on. Stands where its region's text stands so far."""
+        door = cls(
+            scope.prefix, _DOOR, scope, region, status="done", placed=True, claim=region.claim, turns=region.turns
+        )
+        door.place, door.known, door.lineage = region.place, region.known, region.lineage
+        region.children.append(door)
+        return door
+
+    @property
+    def heirs(self) -> Iterator[Entry]:
+        """What hangs on it in context, the insides of a region included."""
+        for child in self.children:
+            if child.node is _DOOR:
+                yield from child.heirs
+            else:
+                yield child
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will happen to it."""
+        return self.status not in ("waiting", "running")
+
+    @property
+    def adds_text(self) -> bool:
+        """Whether its prompt differs from its context's (or, for a fork, is a seam)."""
+        return not passes_through(self.node)
+
+    @property
+    def may_spend(self) -> bool:
+        """Whether it may spend the claim of the branch it stands in."""
+        return isinstance(self.node, (Gen, Select, Fork, Switch, Loop, Map))
+
+    def below(self) -> Iterator[Entry]:
+        """Itself and all that lies below in context, parents first."""
+        stack = [self]
+        while stack:
+            entry = stack.pop()
+            yield entry
+            stack.extend(reversed(entry.children))
+
+
+_DOOR = Node(id="")
+
+
+@dataclass(frozen=True, slots=True)
+class Produced:
+    """What a call appended: its ids after the seam under `target`, `tail_text` beyond them, and the whole text.
+
+    healed: the ids stand in for the prompt's last token, too.
+    """
+
+    target: Target
+    token_ids: tuple[int, ...]
+    text: str
+    tail_text: str = ""
+    healed: bool = False
+
+
+def said_by(entries: Iterable[Entry]) -> PathText:
+    """What entries say one after another, as one text; those that failed say nothing. A character is joined of what one model
+    wrote only: what another wrote stands in its prompt as the text it was.
+    """
+    said, wrote = PathText(), None
+    for entry in entries:
+        if (outcome := entry.outcome) is None or not outcome.text:
+            continue
+        torn, by = outcome.torn, None if entry.produced is None else entry.produced.target
+        if torn is not None and torn.head and wrote is not None and by is not None and by is not wrote:
+            torn = Torn(b"", torn.tail)
+        said.add(outcome.text, torn)
+        wrote = by
+    return said
+
+
+def passes_through(node: Node) -> bool:
+    """Whether what hangs on this node in context need not wait for its value: it adds no text and is no seam."""
+    return isinstance(node, (Input, Return, Tool, Map)) or (isinstance(node, Join) and node.mode != "concat")
+
+
+class Scope:
+    """The entries a node's references can name: its own graph's, then those around it.
+
+    `prefix` stands in front of the ids of nodes in sub-graphs: region id, then arm, iteration or item.
+    """
+
+    __slots__ = ("_names", "bound", "outer", "prefix", "region")
+
+    def __init__(self, prefix: str = "", outer: Scope | None = None, region: Entry | None = None) -> None:
+        self.prefix = prefix
+        self.outer = outer
+        self.region = region
+        self.bound: dict[str, Any] = {}  # inputs of this graph by node id
+        self._names: dict[str, Entry] = {}
+
+    def add(self, entry: Entry) -> None:
+        """Make an entry known under its node's own id."""
+        self._names[entry.node.id] = entry
+
+    def remove(self, entry: Entry) -> None:
+        """Forget an entry."""
+        del self._names[entry.node.id]
+
+    def find(self, node_id: str) -> Entry:
+        """The entry of that id, nearest first.
+
+        Raises:
+            GraphError: there is none.
+        """
+        scope: Scope | None = self
+        while scope is not None:
+            if node_id in scope._names:
+                return scope._names[node_id]
+            scope = scope.outer
+        raise GraphError(f"node {node_id!r} is mentioned, but no node of that id was appended before")
+
+    def encloses(self, entry: Entry) -> bool:
+        """Whether `entry` is a region around this scope."""
+        scope: Scope | None = self
+        while scope is not None:
+            if scope.region is entry:
+                return True
+            scope = scope.outer
+        return False
+
+    def __contains__(self, node_id: str) -> bool:
+        return node_id in self._names
+
+
+class Caller(Protocol):
+    """What a flight tells a call, inside a turn, as long as its entry has not ended."""
+
+    entry: Entry
+
+    def on_started(self) -> None:
+        """The request was admitted."""
+
+    def on_text(self, delta: str) -> None:
+        """Text was released."""
+
+
+class Awaited(Sink, Protocol):
+    """A request that calls wait for, and others may join."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody still waits for it."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether another call may join."""
+
+    def join(self, caller: Caller, done: Callable[[Any], None]) -> None:
+        """Wait for the result, too."""
+
+
+class Budget:
+    """Owner: the run's Machine. `now`: seconds since the run began, on its default model's clock."""
+
+    def __init__(self, options: RunOptions, now: Callable[[], float]) -> None:
+        self._deadline_s = options.deadline_s
+        self._tokens = options.token_budget
+        self._now = now
+        self._generated_tokens = 0
+
+    def seconds_left(self, entry: Entry) -> float | None:
+        """Until the deadline, if there is one.
+
+        Raises:
+            DeadlineError: it has passed before `entry` began.
+        """
+        if self._deadline_s is None:
+            return None
+        left_s = self._deadline_s - self._now()
+        if left_s <= 0:
+            raise DeadlineError(
+                f"the run's deadline of {self._deadline_s} s passed before {entry.id!r} began",
+                hint="raise RunOptions(deadline_s=...)",
+                origin=entry.node.origin,
+            )
+        return left_s
+
+    def check(self, entry: Entry) -> None:
+        """Raise DeadlineError if no token may be generated any more."""
+        if self._tokens is not None and self._generated_tokens >= self._tokens:
+            raise self.error(entry)
+
+    def spend(self, tokens: int) -> bool:
+        """Count generated tokens. True if they were more than there were; so many calls as run may go over by a step."""
+        self._generated_tokens += tokens
+        return self._tokens is not None and self._generated_tokens > self._tokens
+
+    def error(self, entry: Entry) -> DeadlineError:
+        """Why `entry` cannot go on."""
+        return DeadlineError(
+            f"the run's token budget of {self._tokens} was spent before {entry.id!r} ended",
+            hint="raise RunOptions(token_budget=...), or lower max_tokens",
+            origin=entry.node.origin,
+        )
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running totals. Owner: the run's Machine. Every attempt counts."""
+
+    calls: int = 0
+    asked_tokens: int = 0
+    computed_tokens: int = 0
+    generated_tokens: int = 0
+    peak_kv_pages: int = 0
+    lost_tokens: int = 0
+    reused_tokens: int = 0
+
+    def add(self, result: Result) -> None:
+        """Count a finished request."""
+        self.calls += 1
+        self.asked_tokens += result.prompt_tokens
+        self.computed_tokens += result.computed_tokens if result.spent_tokens is None else result.spent_tokens
+        self.reused_tokens += result.prompt_tokens - result.computed_tokens
+        self.peak_kv_pages = max(self.peak_kv_pages, result.peak_kv_pages)
+        if isinstance(result, GenerateResult):
+            self.generated_tokens += result.generated_tokens
+
+    def share(self, result: Result) -> None:
+        """Count a call that was given another's result."""
+        self.calls += 1
+        self.asked_tokens += result.prompt_tokens
+        self.reused_tokens += result.prompt_tokens
+
+    def lose(self, tokens: int) -> None:
+        """Count what was computed for a call that was cancelled or failed."""
+        self.computed_tokens += tokens
+        self.lost_tokens += tokens
+
+    def usage(self, wall_s: float) -> Usage:
+        """The totals so far."""
+        return Usage(
+            calls=self.calls,
+            asked_tokens=self.asked_tokens,
+            computed_tokens=self.computed_tokens,
+            reused_tokens=self.reused_tokens,
+            lost_tokens=self.lost_tokens,
+            generated_tokens=self.generated_tokens,
+            peak_kv_pages=self.peak_kv_pages,
+            wall_s=wall_s,
+        )
+
+
+SEED_BITS = 63  # fits every generator's signed 64-bit seed
+
+
+def draw_seed() -> int:
+    """A seed for a run that was given none."""
+    return secrets.randbits(SEED_BITS)
+
+
+def node_seed(run_seed: int, node_id: str, sample: int, attempt: int) -> int:
+    """H(run seed, node id, sample, attempt)."""
+    return _hash("node", run_seed, node_id, sample, attempt)
+
+
+def own_seed(seed: int, sample: int, attempt: int) -> int:
+    """For a gen with a `seed=` of its own, which stands in for run seed and node id. First of its kind: the seed itself."""
+    return seed if sample == attempt == 0 else _hash("own", seed, sample, attempt)
+
+
+def _hash(*parts: int | str) -> int:
+    fields = b"".join(f"{len(text)}:{text}".encode() for text in map(str, parts))
+    return int.from_bytes(hashlib.sha256(fields).digest()[:8]) >> (64 - SEED_BITS)
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+def longest_path(
+    start: T,
+    followers: Callable[[T], Iterable[T]],
+    weight: Callable[[T], int],
+    longest: dict[T, int] | None = None,
+) -> int:
+    """The largest sum of weights along a path that begins at `start` (included). The graph has to be acyclic.
+
+    Iterative, each node once: a program may append a chain of thousands of nodes before the first of them runs.
+
+    Args:
+        longest: results to reuse and to add to, as long as the graph below them has not grown.
+    """
+    longest = {} if longest is None else longest
+    stack = [start]
+    while stack and start not in longest:
+        node = stack[-1]
+        open_followers = [f for f in followers(node) if f not in longest]
+        if open_followers:
+            stack.extend(open_followers)
+            continue
+        stack.pop()
+        longest[node] = weight(node) + max((longest[f] for f in followers(node)), default=0)
+    return longest[start]

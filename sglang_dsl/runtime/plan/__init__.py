@@ -1,1 +1,0 @@
-"""From graph to leases, sibling groups, order and next use."""
