@@ -8,7 +8,7 @@ import pytest
 from sglang_dsl.errors import ConstraintError, SpecError
 from sglang_dsl.ir.specs import ConstraintSpec
 from sglang_dsl.runtime.constrain.compile import compile_constraint
-from sglang_dsl.runtime.constrain.limits import LIMITS, set_limits
+from sglang_dsl.runtime.constrain.grammar import LIMITS, set_limits
 
 
 def nested(depth):

@@ -12,10 +12,11 @@ torch = pytest.importorskip("torch")
 
 from sglang_dsl.errors import SamplingError
 from sglang_dsl.ir.specs import SamplingSpec
-from sglang_dsl.runtime.sample.masks import apply_masks, empty_masks
 from sglang_dsl.runtime.sample.sampler import (
     Draw,
     SampledSequence,
+    apply_masks,
+    empty_masks,
     sample,
 )
 

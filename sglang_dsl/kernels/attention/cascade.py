@@ -3,15 +3,13 @@
 Merging two disjoint sets of keys: with w = sigmoid(lse_b - lse_a), out = lerp(out_a, out_b, w), lse = logaddexp(lse_a, lse_b).
 Source: FlashInfer (arXiv 2501.01005), section on composable attention states.
 
-Attention whose every bit is a function of a token's own query and keys: alone or in any batch, cold or cached, chunked or not.
+`attend_blocks` is the batch-invariant form: every bit of its result is a function of a token's own query and keys, whether the
+token is computed alone or in any batch, cold or cached, chunked or not. Keys are cut into blocks of BLOCK by absolute position.
+Each token (the query heads of one key head) meets each of its blocks in a product of one fixed shape, and the blocks are merged in
+ascending order, in float32. Shared blocks are still read once.
 
-Keys are cut into blocks of BLOCK by absolute position. Each token (the query heads of one key head) meets each of its blocks
-in a product of one fixed shape, and the blocks are merged in ascending order, in float32. Which tokens are computed in one
-call, and whether rows share the memory of a block, changes nothing in the arithmetic; so shared blocks are still read once.
-
-Partial attention in plain tensor operations: any device, any head sizes.
-
-Partial attention through PyTorch's CPU flash kernel, which also returns the log-sum-exp.
+A `Partial` computes one level: `partial_cpu` with PyTorch's CPU flash kernel, which also returns the log-sum-exp, and
+`partial_portable` with plain tensor operations on any device, for any head sizes.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ A state is a set of stacks: what may come next, and what after it. Stacks are sh
 are interned, so that a step taken before costs one dictionary look-up. This is a nondeterministic pushdown automaton simulated in
 breadth, as in Lang, "Deterministic techniques for efficient non-deterministic parsers" (1974), with counters for repeats.
 
-How short a text an expression can match, and what follows from it: dead parts, emptiness, left recursion.
-
-Random texts that satisfy a constraint: what a mock answers where nothing is scripted.
+`shortest` says how short a text an expression can match; from it follow dead parts, emptiness and left recursion. `completion`
+walks the automaton to a random text that satisfies the constraint: what a mock answers where nothing is scripted.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Compiling a constraint for the pure-Python engine.
+"""From a constraint spec to its grammar, and from the grammar to a matcher over characters.
 
-The pure-Python matcher: where one text stands in its constraint. Tokens are bytes, the grammar is characters.
-
-Choices: exactly one of some strings.
-
-From a constraint spec to its grammar: the door both engines come through.
-
-What is known about a constraint before a run: what it narrows, and the text it forces on every path.
+`parse_constraint` is the door that both engines come through: the pure-Python matcher of this file, which the mock and the final
+check of answers use, and the token masks of `runtime/sample`. `compile_constraint` gives the matcher. `audit` says what is known
+about a constraint before a run: what it narrows, and the text that it forces on every path.
 """
 
 from __future__ import annotations
@@ -20,9 +16,8 @@ from ...errors import ConstraintError
 from ...ir.execution import ConstraintReport
 from ...ir.specs import ConstraintSpec
 from .automaton import Automaton, State, completion, next_set
-from .grammar import Alt, Expr, Grammar, Ref, Repeat, Seq, Text, one_of
+from .grammar import LIMITS, Alt, Expr, Finding, Grammar, Ref, Repeat, Seq, Text, check_size, load_json, one_of
 from .json_schema import schema_grammar
-from .limits import LIMITS, Finding, check_size, load_json
 from .regex import regex_grammar
 
 MAX_FORCED = 4096  # characters; a longer forced text is given in parts

@@ -4,11 +4,10 @@ Measured on SmolLM2's vocabulary (49,152 tokens, xgrammar 0.2.9): a bounded repe
 per mask, the same language as a chain of right-recursive rules 0.02 ms; a positive class over nearly all of Unicode compiles in
 1.4 s, its negated form in 9 ms.
 
-Length bounds of JSON strings kept outside the token-mask grammar.
-
-A mask engine pays for every place it has to tell apart: a string of up to 160 characters with escapes has 160 of them (1.2 s to
-compile on 49,152 tokens). Where no token can both open a string and fill it, one place is enough: the grammar lets the string
-go on for ever, and the masks are cut by the characters that are left, which the pure-Python automaton knows.
+`relaxed` keeps length bounds of JSON strings out of the grammar. A mask engine pays for every place it has to tell apart: a string
+of up to 160 characters with escapes has 160 of them (1.2 s to compile). Where no token can both open a string and fill it, one place
+is enough: the grammar lets the string go on for ever, and the masks are cut (`sample/grammar.py`) by the number of characters that
+are left, which the pure-Python automaton knows.
 """
 
 from __future__ import annotations
@@ -18,9 +17,23 @@ from typing import NamedTuple
 
 from ...errors import ConstraintError
 from .automaton import Stack, State
-from .grammar import MAX_CODE_POINT, Alt, Chars, CharSet, Expr, Grammar, Ref, Repeat, Seq, Text, alt, repeat, seq
+from .grammar import (
+    LIMITS,
+    MAX_CODE_POINT,
+    Alt,
+    Chars,
+    CharSet,
+    Expr,
+    Grammar,
+    Ref,
+    Repeat,
+    Seq,
+    Text,
+    alt,
+    repeat,
+    seq,
+)
 from .json_text import CHARACTER, PLAIN_CHARACTER
-from .limits import LIMITS
 
 _LONG_GROUP = 80  # characters from which a group becomes a rule of its own, so that chains do not repeat it
 _SURROGATES = r"\ud800-\udfff"  # a negated class would let their bytes through

@@ -1,6 +1,5 @@
-"""Objects: properties in schema order, optional ones left out, additional ones at the end.
-
-Length bounds on strings that a pattern or format describes.
+"""JSON objects as grammars: properties in schema order, optional ones left out, additional ones at the end. Below stand the length
+bounds of strings that a pattern or a format describes, such as the names of additional properties.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any
 from .automaton import Automaton, State, next_set
 from .grammar import (
     EMPTY,
+    LIMITS,
     NOTHING,
     Alt,
     Chars,
@@ -29,7 +29,6 @@ from .grammar import (
     text,
 )
 from .json_text import PLAIN, string_expr, value_expr, written
-from .limits import LIMITS
 from .normalise import Schema, refused
 
 Find = Callable[[str, str, Any, str], None]

@@ -2,8 +2,6 @@
 
 Properties are written in the schema's order. Objects that say nothing about additional properties are closed.
 Source: JSON Schema 2020-12 (Core and Validation); draft-07's `definitions` and tuple `items` are not rewritten.
-
-Numeric bounds of a schema.
 """
 
 from __future__ import annotations
@@ -16,7 +14,24 @@ from typing import Any
 
 from ...errors import ConstraintError
 from .automaton import checked
-from .grammar import NOTHING, WHITESPACE, Chars, CharSet, Expr, Grammar, Ref, alt, one_of, optional, repeat, seq, text
+from .grammar import (
+    LIMITS,
+    NOTHING,
+    WHITESPACE,
+    Chars,
+    CharSet,
+    Expr,
+    Finding,
+    Grammar,
+    Ref,
+    alt,
+    load_json,
+    one_of,
+    optional,
+    repeat,
+    seq,
+    text,
+)
 from .json_objects import ObjectGrammar, ObjectShape, bounded, counted, repeats_one_character, spans_within
 from .json_text import ANNOTATIONS as SHOWN_FORMATS
 from .json_text import (
@@ -30,7 +45,6 @@ from .json_text import (
     value_expr,
     written,
 )
-from .limits import LIMITS, Finding, load_json
 from .normalise import TYPES, Refs, Schema, disjoint, filtered, merge, refused
 from .regex import ECMA_AND_PYTHON, search_expr
 

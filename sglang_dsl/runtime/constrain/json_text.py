@@ -1,6 +1,5 @@
-"""How JSON values are spelled: strings with their escapes, exact number ranges, formats.
-
-String formats of JSON schema as grammars: sound for RFC 3339 and for Python's own parsers, sometimes narrower than the RFC.
+"""How JSON values are spelled: strings with their escapes, exact number ranges, and the string formats of JSON schema. The formats are
+sound for RFC 3339 and for Python's own parsers, and sometimes narrower than the RFC.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Schemas as conjunctions of plain keywords: `$ref` beside siblings and `allOf` are merged, so that nothing is dropped.
 
-Merging two schemas gives one that allows exactly what both allow. What cannot be merged is refused with its JSON path.
-
-What the value of each schema keyword has to look like, checked before anything is read from it.
-
-Which alternatives exclude each other, and which listed values a schema leaves.
+Before anything is read from a schema, `misshapen` checks that the value of each keyword has the form it must have. Merging two
+schemas gives one that allows exactly what both allow. What cannot be merged is refused with its JSON path. `disjoint` and `filtered`
+say which alternatives exclude each other, and which listed values a schema leaves.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from itertools import combinations
 from typing import Any, TypeAlias
 
 from ...errors import ConstraintError
-from .limits import LIMITS
+from .grammar import LIMITS
 from .schema_validator import validator_of
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")

@@ -14,8 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from ...errors import ConstraintError
-from .grammar import ANY, ASCII_CLASSES, Chars, CharSet, Expr, Grammar, alt, chars, repeat, seq, unicode_class
-from .limits import LIMITS
+from .grammar import ANY, ASCII_CLASSES, LIMITS, Chars, CharSet, Expr, Grammar, alt, chars, repeat, seq, unicode_class
 
 parser = import_module("re._parser")  # Python's own, so that a pattern means here what it means there; it has no types
 sre = import_module("re._constants")

@@ -2,16 +2,13 @@
 
 The model's modules call one attention function, registered with transformers under `NAME`; what it has to do is found on the
 calling module itself, so any number of models can be loaded at once. No mask function is registered under that name,
-therefore transformers builds no masks; no cache object is passed, therefore nothing but our pools holds keys and values.
+therefore transformers builds no masks; no cache object is passed, therefore nothing but our pools (`KVPools`) holds keys and values.
 
-The tensors behind the pages: keys and values of every layer.
-
-The batch-invariant way to compute a step: every bit of a token's logits depends on that token's context alone.
-
-The packed tokens are put through the model in tiles of exactly TILE, so each operation sees one shape, whatever the batch; a
-short tile is filled up with tokens that nobody reads. Rows stand parents first, so a tile only reads keys of tiles before it
-and its own. Attention goes over fixed blocks of keys (kernels/attention/cascade.py). What remains, that a row of a matrix
-product could depend on its place in the tile, is checked bit by bit when the model is loaded.
+The batch-invariant way to compute a step makes every bit of a token's logits depend on that token's context alone. The packed tokens
+are put through the model in tiles of exactly TILE, so each operation sees one shape, whatever the batch; a short tile is filled up
+with tokens that nobody reads. Rows stand parents first, so a tile only reads keys of tiles before it and its own. Attention goes over
+fixed blocks of keys (kernels/attention/cascade.py). What remains, that a row of a matrix product could depend on its place in the
+tile, is checked bit by bit when the model is loaded.
 """
 
 from __future__ import annotations

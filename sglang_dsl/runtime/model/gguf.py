@@ -1,7 +1,5 @@
 """Models from a GGUF file: its config and its tensors, dequantized, as transformers names them.
 
-How GGUF files name and store what transformers models hold, per architecture.
-
 Source: llama.cpp, gguf-py/gguf/constants.py and tensor_mapping.py (names), convert_hf_to_gguf.py (storage transforms).
 """
 

@@ -1,6 +1,5 @@
-"""What can be chosen about how a model is run.
-
-Settings of the process that make CPU inference fast: the allocator, waiting threads, the number of threads.
+"""What can be chosen about how a model is run, and the settings of the process that make CPU inference fast: the allocator, waiting
+threads, the number of threads.
 
 Importing this module changes nothing and loads no torch. Measured effects: glibc gives big activations back to the system
 after every operation unless told not to (a 6 MB gather took 11 times as long); OpenMP threads that spin while they wait made

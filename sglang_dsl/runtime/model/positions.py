@@ -1,6 +1,6 @@
-"""What a model's configuration says about positions: how long its context is, where its behaviour changes, what is unknown.
+"""Positions: what a model's configuration says about them, and rotary embeddings of packed tokens.
 
-Positions of packed tokens, for modules that would otherwise take them from the whole forward.
+A configuration says how long the context is and at which lengths the model's behaviour changes; what is unknown is refused.
 
 LongRoPE (Phi-3 and its kin) and dynamic NTK scaling rotate every position by factors that the length of the whole sequence
 decides. transformers picks one set of factors per forward, by the largest position in it: right for one sequence computed

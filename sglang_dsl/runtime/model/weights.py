@@ -1,9 +1,7 @@
-"""Models from a Hugging Face folder, refused by name unless every tensor of the model is in it.
+"""Weights from a Hugging Face folder, refused by name unless every tensor of the model is in it; and what a process keeps for the next.
 
-What a process leaves for the next: a GGUF file's weights dequantized, that a model has passed its check, and the shape of
-the native decoder that passed it.
-
-Both lie in the cache folder under names made of everything they depend on: the model's fingerprint, the options, the versions
+Kept are a GGUF file's weights dequantized, that a model has passed its check, and the shape of the native decoder that passed it.
+They lie in the cache folder under names made of everything they depend on: the model's fingerprint, the options, the versions
 of the libraries, the processor, and the source of the code that computes. A file is written aside and renamed, so it is whole
 or not there, and carries a checksum. The newest weights are kept up to MOST_BYTES; deleting the folder costs time only.
 """

@@ -1,9 +1,7 @@
 """xgrammar as the token-mask engine: constraints compiled once per spec in worker threads, one matcher per sequence.
 
 What a constraint means is decided in `runtime/constrain` (one grammar for both engines); this file turns it into bitmasks
-over one model's vocabulary.
-
-Cutting masks where a JSON string is about to be full (see `runtime/constrain/gbnf.py` for why).
+over one model's vocabulary, and cuts masks where a JSON string is about to be full (`constrain/gbnf.py` says why).
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
-"""Logits of a step to one token per sequence, each row for itself.
+"""From the logits of a step to one token per sequence, each row for itself.
 
-The largest entries of a row, ties always by lowest id.
-
-One token from one row of logits: temperature, then top-k, top-p, min-p, then the inverse of the cumulative sum.
-
-Randomness that depends on nothing but a seed and a position.
-
-What the sampler remembers of one sequence.
-
-Log-probabilities: raw, that is of the model's own logits, before masks, penalties and temperature; and apart from them the
-share of a token among those a constraint allows.
+A row goes through the mask of its constraint, penalties, temperature, top-k, top-p and min-p (ties always by lowest id), and one token
+is drawn by the inverse of the cumulative sum with randomness that depends on nothing but a seed and a position. Log-probabilities are
+those of the model's own logits, before masks, penalties and temperature; apart from them stands the share of a token among those that
+its constraint allows. Matchers are in the worker, one per sequence.
 """
 
 from __future__ import annotations
@@ -18,15 +12,85 @@ import hashlib
 import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
 from ...errors import DslError, SamplingError
 from ...ir.execution import TokenScore
-from ...ir.specs import SamplingSpec
-from .masks import TokenMatcher, apply_masks, empty_masks
+from ...ir.specs import ConstraintSpec, SamplingSpec
+
+
+class Matcher(Protocol):
+    """Where one sequence stands in its constraint."""
+
+    def accept(self, token_id: int) -> bool:
+        """Step over a token. False (state unchanged) if the constraint does not allow it here."""
+
+    def fork(self) -> Self:
+        """An independent copy at the same place."""
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the output may stop here."""
+
+    @property
+    def must_end(self) -> bool:
+        """Whether nothing but the end may follow."""
+
+
+class TokenMatcher(Matcher, Protocol):
+    """A matcher that can say which tokens may come next."""
+
+    def fill_mask(self, row: Tensor) -> None:
+        """Write into row, int32 [ceil(V / 32)]: bit i % 32 of word i // 32 is set if token i is allowed. Stop tokens are allowed
+        exactly where the output may end.
+        """
+
+
+class CompiledConstraint(Protocol):
+    """A constraint over one vocabulary, shared by all sequences that ask for it."""
+
+    def matcher(self) -> TokenMatcher:
+        """A new matcher at the beginning."""
+
+
+class Compilation(Protocol):
+    """A future of a compiled constraint; raises ConstraintError."""
+
+    def result(self) -> CompiledConstraint:
+        """Wait for it."""
+
+    def exception(self) -> BaseException | None:
+        """Wait for its error."""
+
+    def add_done_callback(self, callback: Callable[[Future[Any]], object]) -> None:
+        """Call when it is there."""
+
+
+class ConstraintCompiler(Protocol):
+    """Compiles constraints off the caller's thread; the same one only once."""
+
+    def compile(self, spec: ConstraintSpec) -> Compilation:
+        """Begin, or take what was begun for an equal spec."""
+
+    def close(self) -> None:
+        """End its threads. Idempotent."""
+
+
+def empty_masks(rows: int, vocab_size: int) -> Tensor:
+    """Bits for `rows` rows, int32 [rows, ceil(V / 32)], all allowed."""
+    return torch.full((rows, -(-vocab_size // 32)), -1, dtype=torch.int32)
+
+
+def apply_masks(logits: Tensor, masks: Tensor, rows: Sequence[int]) -> None:
+    """Set what the bits [n, ceil(V / 32)] forbid to -inf in rows [n] of logits [N, V], in place."""
+    shifts = torch.arange(32, dtype=torch.int32, device=logits.device)
+    forbidden = (masks.to(logits.device).unsqueeze(-1) >> shifts) & 1 == 0
+    for row, mask in zip(rows, forbidden.flatten(1)[:, : logits.shape[1]], strict=True):
+        logits[row].masked_fill_(mask, -torch.inf)
 
 
 def largest(row: Tensor, k: int) -> Tensor:

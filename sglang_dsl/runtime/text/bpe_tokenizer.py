@@ -1,8 +1,7 @@
 """Tokenizer over the `tokenizers` library, wherever the model's files came from.
 
-How byte-level BPE vocabularies write bytes as printable characters.
-
-Source: GPT-2's encoder (openai/gpt-2, src/encoder.py): printable Latin-1 stands for itself, the rest follows from U+0100.
+Byte-level BPE vocabularies write bytes as printable characters. Source: GPT-2's encoder (openai/gpt-2, src/encoder.py): printable
+Latin-1 stands for itself, the rest follows from U+0100.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ MOST_COMPOSED = (
 _COMPOSE = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase"}
 _KEEP = {"Prepend", "ByteLevel"}  # normalizers and pre-tokenizers that let no text vanish
 _SPLIT = {"ByteLevel", "Split", "Digits", "Metaspace", "Punctuation", "UnicodeScripts"}
+_DECODERS = frozenset({"ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip", "BPEDecoder", "Sequence"})
 
 _log = logging.getLogger(__name__)
 _BRACKETED = re.compile(r"\s*(<.*\w.*>|\[.*\w.*\]|\{.*\w.*\}|\|.*\w.*\|)\s*", re.DOTALL)
@@ -281,3 +281,45 @@ def unseen_bytes(pieces: Iterable[str]) -> bytes:
     """The bytes that have no entry of their own: text with them cannot be encoded."""
     known = {piece for piece in pieces if len(piece) == 1}
     return bytes(byte for char, byte in byte_of_char().items() if char not in known)
+
+
+def parts_of(part: Any) -> Iterator[Mapping[str, Any]]:
+    """A normalizer, pre-tokenizer, decoder or post-processor and all that it is made of."""
+    if isinstance(part, dict):
+        yield part
+        for key in ("normalizers", "pretokenizers", "decoders", "processors"):
+            for inner in part.get(key) or ():
+                yield from parts_of(inner)
+
+
+class PieceDecoder:
+    """The bytes of single pieces of a vocabulary that is not byte-level, read off its decoder."""
+
+    def __init__(self, stored: Mapping[str, Any]) -> None:
+        parts = list(parts_of(stored.get("decoder")))
+        kinds = {str(part.get("type")) for part in parts}
+        if unknown := sorted(kinds - _DECODERS):
+            raise ModelLoadError(
+                f"the tokenizer's decoder {', '.join(unknown)} is not known here",
+                hint="use a model with a byte-level or SentencePiece-like tokenizer",
+            )
+        self._falls_back = bool(stored["model"].get("byte_fallback")) or "ByteFallback" in kinds
+        self._marks = {SPACE_MARK: " "}
+        self._suffix = ""
+        for part in parts:
+            if part.get("type") == "Metaspace":
+                self._marks[part.get("replacement", SPACE_MARK)] = " "
+            elif part.get("type") == "BPEDecoder":
+                self._suffix = part.get("suffix", "</w>")
+            elif part.get("type") == "Replace" and "String" in part.get("pattern", {}):
+                self._marks[part["pattern"]["String"]] = part.get("content", "")
+
+    def bytes_of(self, piece: str) -> bytes:
+        """What a piece adds to the text."""
+        if self._falls_back and len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+            return bytes([int(piece[3:5], 16)])
+        ends_word = bool(self._suffix) and piece.endswith(self._suffix)
+        text = piece.removesuffix(self._suffix) if ends_word else piece
+        for mark, shown in self._marks.items():
+            text = text.replace(mark, shown)
+        return (text + " " * ends_word).encode()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,10 @@ from ...errors import ModelLoadError, SpecError
 from .bpe_tokenizer import (
     SPACE_MARK,
     BpeTokenizer,
+    PieceDecoder,
     Vocabulary,
     looks_like_marker,
+    parts_of,
     piece_bytes,
     unseen_bytes,
     without_markers,
@@ -30,7 +32,6 @@ from .tokenizer import TextPiece
 
 # The attributes that name one token each. Source: transformers, SPECIAL_TOKENS_ATTRIBUTES.
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_DECODERS = frozenset({"ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip", "BPEDecoder", "Sequence"})
 _PROBES = (
     "Hello, world! It's 12 o'clock.",
     "The quick brown fox\njumps  over\tthe lazy dog.\n\n",
@@ -251,7 +252,7 @@ class _Folder:
     def _token_bytes(self) -> list[bytes]:
         """The bytes of each row, as the folder's own decoder shows them."""
         table = [b""] * self.rows
-        show = _Decoder(self.stored).bytes_of if not self.byte_level else piece_bytes
+        show = PieceDecoder(self.stored).bytes_of if not self.byte_level else piece_bytes
         for piece, token_id in self.stored["model"]["vocab"].items():
             if token_id < self.rows:
                 table[token_id] = show(piece)
@@ -462,15 +463,6 @@ def _from_json(stored: Mapping[str, Any]) -> Any:
         raise ModelLoadError(f"tokenizer.json is damaged: {error}", hint="download the model again") from error
 
 
-def _parts_of(part: Any) -> Iterator[Mapping[str, Any]]:
-    """A normalizer, pre-tokenizer, decoder or post-processor and all that it is made of."""
-    if isinstance(part, dict):
-        yield part
-        for key in ("normalizers", "pretokenizers", "decoders", "processors"):
-            for inner in part.get(key) or ():
-                yield from _parts_of(inner)
-
-
 def _without_prefix(part: Any) -> Any:
     """A normalizer or pre-tokenizer that puts no space in front: a segment may begin in the middle of a text."""
     if not isinstance(part, dict):
@@ -495,13 +487,13 @@ def _puts_in_front(part: Any, *, behind_markers: bool = False) -> bool:
         inner.get("type") == "Prepend"
         or (inner.get("type") == "ByteLevel" and inner.get("add_prefix_space"))
         or (inner.get("type") == "Metaspace" and inner.get("prepend_scheme", "always") in schemes)
-        for inner in _parts_of(part)
+        for inner in parts_of(part)
     )
 
 
 def _ids_in_front(processor: Any) -> Iterable[int]:
     """Ids a post-processor puts in front of a text."""
-    for part in _parts_of(processor):
+    for part in parts_of(processor):
         if part.get("type") in ("RobertaProcessing", "BertProcessing"):
             yield part["cls"][1]
         for item in part.get("single") or () if isinstance(part.get("single"), list) else ():
@@ -509,39 +501,6 @@ def _ids_in_front(processor: Any) -> Iterable[int]:
             if name is None:
                 break
             yield from part.get("special_tokens", {}).get(name, {}).get("ids", [])
-
-
-class _Decoder:
-    """The bytes of single pieces of a vocabulary that is not byte-level, read off its decoder."""
-
-    def __init__(self, stored: Mapping[str, Any]) -> None:
-        parts = list(_parts_of(stored.get("decoder")))
-        kinds = {str(part.get("type")) for part in parts}
-        if unknown := sorted(kinds - _DECODERS):
-            raise ModelLoadError(
-                f"the tokenizer's decoder {', '.join(unknown)} is not known here",
-                hint="use a model with a byte-level or SentencePiece-like tokenizer",
-            )
-        self._falls_back = bool(stored["model"].get("byte_fallback")) or "ByteFallback" in kinds
-        self._marks = {SPACE_MARK: " "}
-        self._suffix = ""
-        for part in parts:
-            if part.get("type") == "Metaspace":
-                self._marks[part.get("replacement", SPACE_MARK)] = " "
-            elif part.get("type") == "BPEDecoder":
-                self._suffix = part.get("suffix", "</w>")
-            elif part.get("type") == "Replace" and "String" in part.get("pattern", {}):
-                self._marks[part["pattern"]["String"]] = part.get("content", "")
-
-    def bytes_of(self, piece: str) -> bytes:
-        """What a piece adds to the text."""
-        if self._falls_back and len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-            return bytes([int(piece[3:5], 16)])
-        ends_word = bool(self._suffix) and piece.endswith(self._suffix)
-        text = piece.removesuffix(self._suffix) if ends_word else piece
-        for mark, shown in self._marks.items():
-            text = text.replace(mark, shown)
-        return (text + " " * ends_word).encode()
 
 
 def _compare(ids: Sequence[int], library: Any, text: str) -> None:

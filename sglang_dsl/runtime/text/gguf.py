@@ -1,13 +1,9 @@
-"""The header of a GGUF file: metadata and where the tensors lie. Reads nothing of the tensors themselves.
+"""What a GGUF file says about text: its header, and the tokenizer inside it. Nothing is read of the tensors themselves.
 
-Source: the GGUF specification (ggml-org/ggml, docs/gguf.md), versions 2 and 3, little-endian.
-
-How text is cut before merges apply, by the name a GGUF file gives it (`tokenizer.ggml.pre`).
-
-Source: the patterns are those of the models' own tokenizer.json files (openai-community/gpt2, HuggingFaceTB/SmolLM2,
-meta-llama/Meta-Llama-3, Qwen/Qwen2, Qwen/Qwen3.5, mistralai/Mistral-Nemo, deepseek-ai/DeepSeek-V3, openai/o200k).
-
-The tokenizer inside a GGUF file.
+Source: the GGUF specification (ggml-org/ggml, docs/gguf.md), versions 2 and 3, little-endian. How text is cut before merges apply
+goes by the name in `tokenizer.ggml.pre`; the patterns are those of the models' own tokenizer.json files (openai-community/gpt2,
+HuggingFaceTB/SmolLM2, meta-llama/Meta-Llama-3, Qwen/Qwen2, Qwen/Qwen3.5, mistralai/Mistral-Nemo, deepseek-ai/DeepSeek-V3,
+openai/o200k).
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Chat templates written in Python: for models that bring none, and for the mock.
-
-A tokenizer without a model: every piece of text that is met becomes a token. For the mock and for tests.
+"""Text without a model's files: chat templates written in Python, for models that bring none and for the mock, and a tokenizer to which
+every stretch of text that it meets becomes a token.
 """
 
 from __future__ import annotations

@@ -3,12 +3,7 @@
 Text between two seams is one `SegmentText`: pieces that are either content (control tokens never recognised) or
 control (template markers, `raw(...)`). Adjacent plain stretches are joined before they are encoded, so that content
 merges with the template's own plain words exactly as in the model's training data, yet can never forge a marker.
-
-The text between two seams: how its pieces become ids.
-
-The one rule about the token that begins a text.
-
-Whether a text can fit a context at all, known before it is encoded: encoding megabytes takes minutes.
+Whether a text can fit a context at all is known before it is encoded (`check_fits`), because encoding megabytes takes minutes.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...engine.border import EngineConfig
     from ...engine.engine import Engine
     from ...model.options import ModelOptions
-    from ...sample.masks import Compilation, ConstraintCompiler
+    from ...sample.sampler import Compilation, ConstraintCompiler
     from ...text.tokenizer import Tokenizer
 
 

@@ -17,8 +17,7 @@ from ....kernels.attention import ExtraWrite, QueryRow, SharedKeys, plan_step
 from ...engine.worker import WorkerInfo
 from ...model.adapter import Copy, PoolCounters
 from ...model.load import LoadedModel
-from ...sample.masks import ConstraintCompiler
-from ...sample.sampler import Draw, SampledSequence, logprobs, sample, token_score
+from ...sample.sampler import ConstraintCompiler, Draw, SampledSequence, logprobs, sample, token_score
 from ...schedule.step import OpenSequence, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult
 from ...text.tokenizer import Tokenizer
 
