@@ -96,7 +96,7 @@ def test_output_that_fits_its_pattern_is_taken() -> None:
 
 
 def test_large_output_is_read_off_the_engines_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_dsl.runtime.interpret import answers as answer
+    from sglang_dsl.runtime.interpret import answers
 
     readers: list[str] = []
     parsed = answer._parsed
@@ -105,7 +105,7 @@ def test_large_output_is_read_off_the_engines_thread(monkeypatch: pytest.MonkeyP
         readers.append(threading.current_thread().name)
         return parsed(*args)
 
-    monkeypatch.setattr(answer, "_parsed", noting)
+    monkeypatch.setattr(answers, "_parsed", noting)
     text = "[" + ",".join(["1"] * 2_500) + "]"
     backend = mock({"a": malformed(text), "other": "fine"})
     result = run_beside(

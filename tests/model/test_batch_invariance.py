@@ -11,8 +11,7 @@ torch = pytest.importorskip("torch")
 
 from sglang_dsl.errors import SelfCheckError
 from sglang_dsl.kernels.attention import ExtraWrite, QueryRow, SharedKeys, plan_step
-from sglang_dsl.runtime.model import adapter as invariant
-from sglang_dsl.runtime.model import check
+from sglang_dsl.runtime.model import adapter, check
 from sglang_dsl.runtime.model.load import LoadedModel, serve
 from sglang_dsl.runtime.model.options import ModelOptions
 
@@ -100,7 +99,7 @@ def test_invariant_logits_stay_near_the_fast_way(make_model: MakeModel) -> None:
 def test_invariance_that_does_not_hold_is_refused(make_model: MakeModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without tiles the products of a long and a short step have different shapes."""
     noise = iter(range(10_000))
-    filled = invariant._filled
+    filled = adapter._filled
     monkeypatch.setattr(invariant, "_filled", lambda values: filled((values + next(noise) // 3) % 64))
     with pytest.raises(SelfCheckError, match="not batch-invariant"):
         load(make_model("llama"), self_check=False)

