@@ -513,9 +513,9 @@ def _bench(target: str, arg: Sequence[str], options: Any, repeat: int) -> int:
 
 def _prepare_process() -> None:
     """Thread and allocator settings have to stand before torch is first imported."""
-    from .runtime.model.options import apply
+    from .runtime.model.options import prepare_process
 
-    apply()
+    prepare_process()
 
 
 def _split_target(target: str) -> tuple[Path, str | None]:

@@ -99,7 +99,7 @@ def test_large_output_is_read_off_the_engines_thread(monkeypatch: pytest.MonkeyP
     from sglang_dsl.runtime.interpret import answers
 
     readers: list[str] = []
-    parsed = answer._parsed
+    parsed = answers._parsed
 
     def noting(*args: Any) -> Any:
         readers.append(threading.current_thread().name)

@@ -100,7 +100,7 @@ def test_invariance_that_does_not_hold_is_refused(make_model: MakeModel, monkeyp
     """Without tiles the products of a long and a short step have different shapes."""
     noise = iter(range(10_000))
     filled = adapter._filled
-    monkeypatch.setattr(invariant, "_filled", lambda values: filled((values + next(noise) // 3) % 64))
+    monkeypatch.setattr(adapter, "_filled", lambda values: filled((values + next(noise) // 3) % 64))
     with pytest.raises(SelfCheckError, match="not batch-invariant"):
         load(make_model("llama"), self_check=False)
 

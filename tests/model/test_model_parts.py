@@ -84,7 +84,7 @@ def test_choose_dtype_auto_is_what_the_processor_computes_in() -> None:
 
 def _apply_in_fresh_process(before: str, **variables: str) -> str:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")} | variables
-    code = f"{before}\nfrom sglang_dsl.runtime.model.options import apply; a = apply(); assert apply() == a; import sys; print(a, 'torch' in sys.modules)"
+    code = f"{before}\nfrom sglang_dsl.runtime.model.options import prepare_process; a = prepare_process(); assert prepare_process() == a; import sys; print(a, 'torch' in sys.modules)"
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     ).stdout

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 
 from ...errors import DslError, ModelLoadError, SelfCheckError
 from . import check
-from . import options as settings
 from .adapter import Decoder, KvPool, LayerShape, PackedModel, StepModel, TiledModel, TransformersDecoder, probe
 from .llama import LlamaDecoder, LlamaShape, llama_shape
-from .options import DEFAULT_KV_BYTES, ModelOptions
+from .options import DEFAULT_KV_BYTES, ModelOptions, default_threads, prepare_process
 from .positions import PackedPositions, context_tokens, refuse_unknown, thresholds
 from .weights import Keep, read_folder, shown, stored_tensors
 
@@ -127,8 +126,8 @@ def load_model(path: Path, options: ModelOptions, *, fingerprint: str, keep: boo
     Raises:
         ModelLoadError: damaged, unknown or unsupported; SelfCheckError: it would compute something else than it should.
     """
-    settings.apply()
-    torch.set_num_threads(options.threads or (1 if options.batch_invariant else settings.default_threads()))
+    prepare_process()
+    torch.set_num_threads(options.threads or (1 if options.batch_invariant else default_threads()))
     with named_errors(path):
         device = choose_device(options.device)
         dtype = choose_dtype(options, device)

@@ -85,7 +85,7 @@ class HostReport:
     notes: tuple[str, ...] = ()
 
 
-def apply() -> HostReport:
+def prepare_process() -> HostReport:
     """Apply what has to stand before torch is imported. Loads no torch, may be called again, overrules no variable that is set."""
     notes: list[str] = []
     return HostReport(

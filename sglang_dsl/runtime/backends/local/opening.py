@@ -18,7 +18,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from ....errors import DslError, EngineClosedError, MissingExtraError, ModelLoadError
-from ...model import options as settings
+from ...model.options import prepare_process
 from ...supply import cache_folder, list_models, loading, locate
 from ..interpreted import InterpretedExecutor
 
@@ -80,9 +80,7 @@ def _named_errors(name: str) -> Iterator[None]:
 def _opened(name: str | PathLike[str], options: ModelOptions | None, config: EngineConfig | None) -> Engine:
     files = locate(name or DEFAULT_MODEL)
 
-    from ...model import options as settings
-
-    settings.apply()  # before torch is imported, which the modules below do
+    prepare_process()  # before torch is imported, which the modules below do
 
     with loading(files.name), _no_collection():
         from ...constrain.compile import audit
@@ -181,7 +179,7 @@ def _version(name: str) -> str:
 
 
 def _host_lines() -> list[str]:
-    host = settings.apply()
+    host = prepare_process()
     kept = "keeps freed memory" if host.allocator_keeps_memory else "left as it is"
     lines = [
         f"threads       {host.threads} of {host.physical_cores} physical cores (OMP_NUM_THREADS overrules)",
