@@ -107,3 +107,32 @@ def test_lease_survives_a_split_of_its_node(bench):
     assert it.cache.leases.leased_pages == 4
     it.cache.leases.count_down(held)
     it.check()
+
+
+def test_lease_that_locks_most_is_demoted_first_and_no_more_than_needed(bench):
+    it = bench(num_pages=64)
+    paths = {"short": (1, 2), "long": (*range(10, 18),), "middle": (*range(20, 24),)}
+    for path in paths.values():
+        it.put(*path)
+    for path in paths.values():
+        lease(it, *path)
+    assert it.cache.tree.evictable_pages == 0
+    assert it.cache.leases.demote(8)
+    assert (it.cache.leases.demoted, it.cache.tree.evictable_pages) == (1, 8)
+    assert it.cache.leases.leased_pages == 6
+    assert it.cache.leases.demote(5)
+    assert it.cache.leases.demoted == 3, "one of four pages and one of two"
+    it.check()
+
+
+def test_older_of_two_leases_of_one_length_is_demoted_first(bench):
+    it = bench(num_pages=64)
+    it.put(1, 2, 3)
+    it.put(7, 8, 9)
+    for lease_id, path in ((5, (7, 8, 9)), (6, (1, 2, 3))):
+        it.cache.leases.open(it.namespace, pack(path), 1, lease_id)
+    assert it.cache.leases.demote(1)
+    assert it.cache.leases.demoted == 1
+    it.cache.pool.free(it.cache.tree.evict(3))
+    assert (it.cached(7, 8, 9), it.cached(1, 2, 3)) == (0, 3)
+    it.check()

@@ -1,6 +1,7 @@
 import json
 import re
-from itertools import product
+from decimal import Decimal
+from itertools import combinations, product
 
 import pytest
 
@@ -327,3 +328,55 @@ def test_audit_lists_what_is_narrowed_and_counts_forced_text():
     assert report.forced_tokens == len('{"ab":}')
     assert report.findings == ("'additionalProperties' at # is not given: no additional properties are written",)
     assert audit(ConstraintSpec.choices(("yes", "yesterday")), len).forced_tokens == len("yes")
+
+
+BOUNDS = ["-11", "-2.5", "-1", "-0.75", "0", "0.25", "0.5", "1", "1.05", "9", "10", "12.5"]
+NEAR = [
+    f"{sign}{whole}{rest}"
+    for sign in ("", "-")
+    for whole in ("0", "1", "2", "8", "9", "10", "11", "12", "13")
+    for rest in ("", ".0", ".04", ".05", ".050", ".06", ".2", ".25", ".3", ".49", ".5", ".50", ".51", ".74", ".75", ".8", ".99")
+    if sign == "" or float(whole + rest)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("low_keyword", ["minimum", "exclusiveMinimum"])
+@pytest.mark.parametrize("high_keyword", ["maximum", "exclusiveMaximum"])
+@pytest.mark.parametrize(
+    ("low", "high"), [(a, b) for a, b in combinations(BOUNDS, 2) if (BOUNDS.index(a) + BOUNDS.index(b)) % 3]
+)
+def test_exclusive_float_bounds_hold_exactly_what_lies_between(low_keyword, high_keyword, low, high):
+    compiled = matcher({"type": "number", low_keyword: float(low), high_keyword: float(high)})
+    for text in NEAR:
+        number = Decimal(text)
+        above = number > Decimal(low) if low_keyword == "exclusiveMinimum" else number >= Decimal(low)
+        below = number < Decimal(high) if high_keyword == "exclusiveMaximum" else number <= Decimal(high)
+        assert compiled.matches(text) == (above and below), text
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ({"minimum": 1.5, "exclusiveMinimum": 1.5}, ["1.51", "2"], ["1.5", "1.50", "1"]),
+        ({"minimum": 1.5, "exclusiveMinimum": 0.5}, ["1.5", "1.51"], ["1.49", "0.6", "1"]),
+        ({"minimum": 0.5, "exclusiveMinimum": 1.5}, ["1.51", "2"], ["1.5", "0.5", "1"]),
+        ({"maximum": 1.5, "exclusiveMaximum": 1.5}, ["1.49", "1"], ["1.5", "1.50", "2"]),
+        ({"maximum": 1.5, "exclusiveMaximum": 2.5}, ["1.5", "1.49"], ["1.51", "2"]),
+        ({"maximum": 2.5, "exclusiveMaximum": 1.5}, ["1.49", "1"], ["1.5", "2"]),
+    ],
+)
+@pytest.mark.parametrize("kind", ["number", "integer"])
+def test_of_an_inclusive_and_an_exclusive_bound_the_tighter_one_holds(kind, bounds, inside, outside):
+    compiled = matcher({"type": kind, **bounds})
+    of_kind = re.compile(r"-?\d+" if kind == "integer" else ".*")
+    assert [t for t in inside if of_kind.fullmatch(t) and not compiled.matches(t)] == []
+    assert [t for t in outside if of_kind.fullmatch(t) and compiled.matches(t)] == []
+
+
+def test_value_of_const_is_data_even_where_it_looks_like_a_schema():
+    value = {"title": "x", "$ref": "#/gone", "allOf": [{"type": 3}], "default": None}
+    text = json.dumps(value)
+    for schema in ({"const": value}, {"enum": [value, 1]}):
+        assert matcher(schema).matches(text)
+        assert not matcher(schema).matches("{}")
+        assert not matcher(schema).matches(json.dumps({"allOf": [{"type": 3}]}))

@@ -412,3 +412,37 @@ def test_value_of_a_branch_that_cannot_be_mentioned_is_that_branchs_failure():
     opened.seal().result(20)
     assert value[0] == "a"
     assert isinstance(value[1], GraphError)
+
+
+def test_two_lambdas_written_in_one_place_are_two_keys(fake):
+    """Both are called `<lambda>` of the same function: each join has to be decided by its own."""
+    backend = fake({"v": ["b", "a", "c"]})
+    values = {}
+
+    @program
+    def p(s: State):
+        for branch in (branches := s.fork(3)):
+            branch += gen("v")
+        first, last = branches.best("v", key=lambda v: -ord(v)), branches.best("v", key=lambda v: ord(v))
+        values.update(first=first.value, last=last.value)
+
+    p.run(options=RunOptions(backend=backend))
+    assert values == {"first": "a", "last": "c"}
+    [run] = backend.runs
+    keys = [node.key for node in run.nodes.values() if isinstance(node, Join)]
+    assert len(set(keys)) == 2
+    assert [run.registry[key]("b") for key in keys] == [-ord("b"), ord("b")]
+
+
+def test_one_function_used_twice_is_one_key(fake):
+    backend = fake({"v": ["b", "a", "c"]})
+
+    @program
+    def p(s: State):
+        for branch in (branches := s.fork(3)):
+            branch += gen("v")
+        return branches.best("v", key=ord).value, branches.best("v", key=ord).value
+
+    assert p.run(options=RunOptions(backend=backend)).value == ("c", "c")
+    keys = {node.key for node in backend.runs[0].nodes.values() if isinstance(node, Join)}
+    assert len(keys) == 1

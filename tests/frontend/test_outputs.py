@@ -9,7 +9,7 @@ from enum import Enum, IntEnum, StrEnum
 from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
 from sglang_dsl import RunOptions, State, gen, program
 from sglang_dsl.errors import ConstraintError, InvalidValueError, SpecError
@@ -240,3 +240,17 @@ def test_options_of_the_caller_are_not_changed_nor_shared():
     stop.append("more")
     assert first.fields["sampling"].stop == ("END",)
     assert stop == ["END", "more"]
+
+
+@pytest.mark.parametrize("keyword", ["const", "enum", "default", "examples"])
+def test_data_that_looks_like_a_schema_is_left_alone(keyword):
+    """Only schemas are closed: what `const` and its like hold is a value, and a closed one would be another value."""
+    value = {"type": "object", "properties": {"a": {"type": "object", "properties": {}}}}
+    held = value if keyword in ("const", "default") else [value]
+
+    class Holder(BaseModel):
+        data: Annotated[Any, WithJsonSchema({keyword: held})]
+
+    schema = json.loads(output_of(Holder).constraint.text)
+    assert schema["additionalProperties"] is False
+    assert schema["properties"]["data"][keyword] == held

@@ -646,3 +646,20 @@ def test_tool_argument_that_is_no_data_is_refused(fake):
 def test_tool_that_cannot_be_called_by_name_is_refused(function):
     with pytest.raises(SpecError):
         tool(function)
+
+
+def test_batch_of_async_programs_bounds_how_many_run(fake):
+    live, most = set(), []
+
+    @program
+    async def p(s: State, item: int):
+        live.add(item)
+        most.append(len(live))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        live.discard(item)
+        return item
+
+    results = asyncio.run(p.arun_batch(range(6), options=on(fake()), concurrency=2))
+    assert [result.value for result in results] == list(range(6))
+    assert max(most) == 2

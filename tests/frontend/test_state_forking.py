@@ -667,3 +667,22 @@ def test_graph_of_every_construct_obeys_the_rules(fake):
     graph = run(body, fake()).graph
     assert findings(graph) == []
     assert {Fork, Gen, Join} < {type(n) for n in graph}
+
+
+def test_map_of_async_bodies_bounds_how_many_have_begun(fake):
+    live, most = set(), []
+
+    async def body(s: State):
+        async def work(branch: State):
+            live.add(branch.index)
+            most.append(len(live))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            live.discard(branch.index)
+            return branch.index
+
+        return await s.fork(6).map(work, concurrency=2)
+
+    result = asyncio.run(program(body).arun(options=RunOptions(backend=fake())))
+    assert result.value == list(range(6))
+    assert max(most) == 2

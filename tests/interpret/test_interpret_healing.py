@@ -10,6 +10,7 @@ from sglang_dsl.ir.execution import RunSpec
 from sglang_dsl.ir.nodes import Gen, Plain, RoleBegin, Text
 from sglang_dsl.ir.specs import ConstraintSpec, RunOptions, SamplingSpec
 from sglang_dsl.runtime.backends.mock import mock, pieces
+from sglang_dsl.runtime.constrain.compile import compile_constraint
 from sglang_dsl.runtime.interpret.run import InterpretedRun
 
 
@@ -71,3 +72,30 @@ def test_healing_before_structured_output_is_refused() -> None:
     run = InterpretedRun(RunSpec(), {None: FakeTarget()})
     with pytest.raises(SpecError, match="heal=True"):
         run.extend(nodes(constraint=ConstraintSpec.json_schema({"type": "integer"})))
+
+
+@pytest.mark.parametrize("last", ["(", ".", "[", "*", "\\"])
+@pytest.mark.parametrize(
+    "constraint", [None, ConstraintSpec(kind="regex", text="a|b"), ConstraintSpec.choices(("a", "b"))]
+)
+def test_healed_prefix_is_the_dropped_text_itself_whatever_it_means_in_a_pattern(
+    last: str, constraint: ConstraintSpec | None
+) -> None:
+    target = FakeTarget()
+    InterpretedRun(RunSpec(), {None: target}).extend(nodes(f"see{last}", constraint=constraint)[:2])
+    [request] = target.requests
+    assert target.prompt(request) == "see"
+    compiled = compile_constraint(request.constraint)
+    assert compiled.matches(f"{last}a")
+    assert compiled.matches(f"{last}b")
+    assert not compiled.matches("a")
+    assert not compiled.matches(f"x{last}a")
+
+
+def test_healed_prefix_is_left_out_of_the_stream_however_it_is_cut() -> None:
+    with mock({"g": pieces(":", "/", "/", "x"), "h": "y"}) as backend:
+        run = backend.open(RunSpec(options=RunOptions(seed=1)))
+        run.extend(nodes())
+        run.seal()
+        assert run.value("g").result(10).value == "//x"
+        assert [e.text for e in run.events() if e.kind == "text" and e.node_id == "g"] == ["/", "/", "x"]

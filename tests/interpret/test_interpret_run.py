@@ -875,3 +875,33 @@ def test_tool_of_a_losing_branch_never_starts() -> None:
     run.seal().result(5)
     assert not started.is_set()
     assert isinstance(run.value("x").exception(1), CancelledError)
+
+
+def test_run_branch_that_has_not_called_yet_keeps_its_share_of_the_lease_when_it_is_joined() -> None:
+    """The pinning promise: no more nodes come in the branch, but one that waits for a value has still to make its call."""
+    target = FakeTarget()
+    run = open_run(target)
+    run.extend([text("t", "x "), Fork(id="f", size=2, context="t"), gen("a", "f", branch=0)])
+    asks = Text(id="b", pieces=(Plain("is it "), Reference("a")), context="f", branch=1)
+    join = Join(id="j", context="f", fork="f", tips=("a", "c"), values=(Reference("a"), Reference("c")))
+    run.extend([asks, gen("c", "b"), join])
+    assert target.leases[1][1] == 1
+    run.seal()
+    assert target.leases[1][1] == 1
+    target.answer("a", "zinc")
+    target.answer("c", "yes")
+    assert [request.lease for request in target.requests] == [1, 1]
+    assert target.leases == {}
+    assert run.value("j").result(1).value == ["zinc", "yes"]
+
+
+def test_run_branch_still_open_keeps_its_share_of_the_lease_although_all_it_has_is_done() -> None:
+    target = FakeTarget()
+    run = open_run(target)
+    run.extend([text("t", "x "), Fork(id="f", size=2, context="t"), text("a", "y ", "f", 0), text("b", "z ", "f", 1)])
+    assert target.leases[1][1] == 2
+    run.extend([gen("c", "a")])
+    assert target.leases[1][1] == 1
+    run.extend([gen("d", "b")])
+    assert [request.lease for request in target.requests] == [1, 1]
+    assert target.leases == {}

@@ -301,3 +301,83 @@ def test_request_that_fits_only_without_a_page_to_copy_from_is_admitted(lab):
     it.run(steps=50)
     it.expect_cold_outputs()
     it.expect_all_released()
+
+
+def pressed_by(lab, running, high, *, turns=3, num_pages=64):
+    """A pool nearly full of `running` (name -> prompt, most tokens, priority), then one of priority 10. Who was preempted."""
+    it = lab(num_pages=num_pages, policy="priority", max_running=8)
+    for name, (length, most, priority) in running.items():
+        it.generate(name, prompt(name, length), most, priority=priority)
+        it.turn()
+    for _ in range(turns):
+        it.turn()
+    opened = len(it.worker.plans)
+    it.generate("high", prompt("high", high), 4, priority=10)
+    it.turn()
+    closed = [seq_id for plan in it.worker.plans[opened:] for seq_id in plan.closes]
+    names = dict(enumerate(running, 1))
+    found = [names[seq_id] for seq_id in sorted(closed)]
+    it.run()
+    it.expect_cold_outputs()
+    it.expect_all_released()
+    return found, it.scheduler.snapshot().preempted
+
+
+def test_lowest_priority_is_preempted_and_nobody_else(lab):
+    running = {"two": (12, 8, 2), "none": (12, 8, 0), "one": (12, 8, 1)}
+    assert pressed_by(lab, running, 16) == (["none"], 1)
+
+
+def test_of_one_priority_who_has_generated_least_is_preempted(lab):
+    running = {"older": (12, 8, 1), "old": (12, 8, 1), "young": (12, 8, 1)}
+    assert pressed_by(lab, running, 16, turns=1) == (["young"], 1)
+
+
+def test_latest_of_those_who_came_together_is_preempted(lab):
+    it = lab(num_pages=64, policy="priority", max_running=8)
+    for i in range(3):
+        it.generate(f"low{i}", prompt(i, 12), 8)
+    it.turn()
+    it.turn()
+    it.generate("high", prompt(9, 16), 4, priority=1)
+    assert it.turn().closes == (3,)
+    it.run()
+    it.expect_cold_outputs()
+
+
+def test_equal_priority_is_never_preempted(lab):
+    running = {"a": (12, 8, 10), "b": (12, 8, 10), "c": (12, 8, 10)}
+    assert pressed_by(lab, running, 16) == ([], 0)
+
+
+def test_who_loses_least_is_retracted_when_decode_rows_lack_memory(lab):
+    """Fewest generated tokens first; among those the longest prompt, then the latest."""
+    it = lab(num_pages=330, max_running=8, max_batch_tokens=128)
+    it.generate("first", prompt(1, 12), 100)
+    for _ in range(4):
+        it.turn()
+    for i, length in ((2, 4), (3, 8), (4, 8)):
+        it.generate(f"r{i}", prompt(i, length), 100)
+    assert len(it.turn().opens) == 3
+    while not it.scheduler.snapshot().retracted:
+        plan = it.turn()
+    assert plan.closes == (4,)
+    it.run()
+    it.expect_cold_outputs()
+
+
+def test_retraction_sets_the_reserve_to_what_was_observed(lab):
+    """Of all that running requests may generate, the share they have generated, with 20 tokens of slack for each."""
+    it = lab(num_pages=330, max_running=8)
+    for i in range(3):
+        it.generate(f"r{i}", prompt(i, 4), 110)
+    it.turn()
+    while not it.scheduler.snapshot().retracted:
+        before = it.scheduler.snapshot().new_token_ratio
+        generated = sum(map(len, it.tokens.values()))
+        assert it.turn() is not None
+    observed = (generated + 3 * 20) / (3 * 110 + 1)
+    assert observed > before
+    assert abs(it.scheduler.snapshot().new_token_ratio - min(1.0, observed)) < 0.002
+    it.run()
+    it.expect_cold_outputs()

@@ -278,3 +278,17 @@ def test_fork_inside_a_siblings_last_open_page_computes_it_once(lab, page_size):
     it.run()
     it.expect_cold_outputs()
     it.expect_all_released()
+
+
+@pytest.mark.parametrize(("user", "waits"), [("a", True), ("b", False)])
+def test_only_a_sibling_of_its_own_namespace_is_waited_for(lab, namespace, user, waits):
+    """A prefix that another namespace computes can never be shared: waiting for it would gain nothing."""
+    it = lab(num_pages=800, max_batch_tokens=64, prefill_chunk_tokens=32)
+    it.generate("first", PREAMBLE[:96], 2, namespace=namespace("a"))
+    it.generate("second", (*PREAMBLE[:90], 1), 2, namespace=namespace(user))
+    plan = it.turn()
+    assert len(plan.opens) == (1 if waits else 2)
+    it.run()
+    assert it.admitted("second").cached_tokens == (64 if waits else 0)
+    it.expect_cold_outputs()
+    it.expect_all_released()
