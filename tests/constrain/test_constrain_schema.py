@@ -336,7 +336,6 @@ NEAR = [
     for sign in ("", "-")
     for whole in ("0", "1", "2", "8", "9", "10", "11", "12", "13")
     for rest in ("", ".0", ".04", ".05", ".050", ".06", ".2", ".25", ".3", ".49", ".5", ".50", ".51", ".74", ".75", ".8", ".99")
-    if sign == "" or float(whole + rest)
 ]  # fmt: skip
 
 
@@ -349,6 +348,8 @@ def test_exclusive_float_bounds_hold_exactly_what_lies_between(low_keyword, high
     compiled = matcher({"type": "number", low_keyword: float(low), high_keyword: float(high)})
     for text in NEAR:
         number = Decimal(text)
+        if number.is_signed() and number == 0 and float(low) >= 0:
+            continue  # a range that begins at zero or above has no sign to write
         above = number > Decimal(low) if low_keyword == "exclusiveMinimum" else number >= Decimal(low)
         below = number < Decimal(high) if high_keyword == "exclusiveMaximum" else number <= Decimal(high)
         assert compiled.matches(text) == (above and below), text

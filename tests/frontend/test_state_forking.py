@@ -491,6 +491,27 @@ def test_map_adds_no_thread_and_bounds_how_many_have_begun(fake):
     assert len(threads) == 1
 
 
+def test_map_begins_no_more_bodies_than_it_may_while_all_wait(fake):
+    backend = fake(held=["v"])
+    live, most = set(), []
+
+    def body(s: State):
+        threading.Timer(0.05, lambda: backend.runs[0].release("v")).start()
+
+        def work(branch: State):
+            live.add(branch.index)
+            most.append(len(live))
+            branch += gen("v")
+            value = branch["v"]
+            live.discard(branch.index)
+            return value
+
+        return s.fork(6).map(work, concurrency=2)
+
+    assert len(run(body, backend).value) == 6
+    assert max(most) == 2
+
+
 def test_map_inside_map_with_concurrency_one_finishes(fake):
     backend = fake(held=["v"])
 

@@ -92,10 +92,20 @@ def test_healed_prefix_is_the_dropped_text_itself_whatever_it_means_in_a_pattern
     assert not compiled.matches(f"x{last}a")
 
 
-def test_healed_prefix_is_left_out_of_the_stream_however_it_is_cut() -> None:
-    with mock({"g": pieces(":", "/", "/", "x"), "h": "y"}) as backend:
+@pytest.mark.parametrize(
+    ("said", "deltas", "streamed"),
+    [
+        ("see http:", (":", "/", "/", "x"), ["/", "/", "x"]),
+        ("see http", (" ", "ht", "tp", ":x"), [":x"]),
+        ("see http", (" ", "ht", "tp:", "x"), [":", "x"]),
+    ],
+)
+def test_healed_prefix_is_left_out_of_the_stream_however_it_is_cut(
+    said: str, deltas: tuple[str, ...], streamed: list[str]
+) -> None:
+    with mock({"g": pieces(*deltas), "h": "y"}) as backend:
         run = backend.open(RunSpec(options=RunOptions(seed=1)))
-        run.extend(nodes())
+        run.extend(nodes(said))
         run.seal()
-        assert run.value("g").result(10).value == "//x"
-        assert [e.text for e in run.events() if e.kind == "text" and e.node_id == "g"] == ["/", "/", "x"]
+        assert run.value("g").result(10).value == "".join(streamed)
+        assert [e.text for e in run.events() if e.kind == "text" and e.node_id == "g"] == streamed
