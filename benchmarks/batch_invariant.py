@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 
 from sglang_dsl.ir.specs import SamplingSpec
-from sglang_dsl.runtime.backends.local.opening import open_engine
+from sglang_dsl.runtime.backends.local import open_engine
 from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.model.options import ModelOptions

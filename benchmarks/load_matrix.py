@@ -25,7 +25,7 @@ import transformers
 
 from sglang_dsl.errors import ModelLoadError as ModelError
 from sglang_dsl.ir.specs import SamplingSpec
-from sglang_dsl.runtime.backends.local.opening import open_engine
+from sglang_dsl.runtime.backends.local import open_engine
 from sglang_dsl.runtime.model.options import ModelOptions
 
 VOCAB = 288

@@ -477,7 +477,7 @@ def _models_pull(name: str) -> int:
 
 
 def _doctor() -> int:
-    from .runtime.backends.local.opening import report
+    from .runtime.backends.local import report
 
     _prepare_process()
     _write_plainly()

@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "engine.md"
 @pytest.fixture(scope="module")
 def engine():
     from sglang_dsl.errors import ModelNotFoundError
-    from sglang_dsl.runtime.backends.local.opening import open_engine
+    from sglang_dsl.runtime.backends.local import open_engine
     from sglang_dsl.runtime.model.options import ModelOptions
 
     try:
@@ -29,7 +29,7 @@ def engine():
 
 
 def test_smollm2_documented_program_runs_as_printed(engine, monkeypatch, capsys):
-    import sglang_dsl.runtime.backends.local.opening as opening
+    import sglang_dsl.runtime.backends.local as opening
 
     class Borrowed:
         def __enter__(self):

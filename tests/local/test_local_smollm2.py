@@ -12,7 +12,8 @@ torch = pytest.importorskip("torch")
 from sglang_dsl.errors import ModelNotFoundError
 from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
 from sglang_dsl.kernels.attention import QueryRow, plan_step
-from sglang_dsl.runtime.backends.local.opening import open_engine
+from sglang_dsl.runtime.backends.local import open_engine
+from sglang_dsl.runtime.model.adapter import PackedTokens
 from sglang_dsl.runtime.model.load import load_model, read_model
 from sglang_dsl.runtime.model.options import ModelOptions
 from sglang_dsl.runtime.supply import locate
@@ -56,7 +57,9 @@ def test_smollm2_decode_distributions_stay_near_one_cold_prefill(files: Any, eng
     def forward(start: int, end: int, pages: list[int]) -> torch.Tensor:
         plan = plan_step([QueryRow(end - start, start, pages)], page_size=1, device=model.device)
         wanted = torch.arange(end - start)
-        return model.packed.forward(ids[start:end], places[start:end], plan, wanted).float().log_softmax(-1)
+        return (
+            model.packed.forward(PackedTokens(ids[start:end], places[start:end]), plan, wanted).float().log_softmax(-1)
+        )
 
     whole = forward(0, count, list(range(count)))
     other = list(range(count, 2 * count))

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from sglang_dsl.errors import SelfCheckError
 from sglang_dsl.kernels.attention import ExtraWrite, QueryRow, SharedKeys, plan_step
 from sglang_dsl.runtime.model import adapter, check
+from sglang_dsl.runtime.model.adapter import PackedTokens
 from sglang_dsl.runtime.model.load import LoadedModel, serve
 from sglang_dsl.runtime.model.options import ModelOptions
 
@@ -45,7 +46,7 @@ def forward(
     plan = plan_step([row for _, row in rows], shared, page_size=loaded.pool.page_size, device=loaded.device, **extra)
     ids = torch.tensor([i for ids, _ in rows for i in ids])
     places = torch.cat([torch.arange(row.start, row.end) for _, row in rows])
-    return loaded.packed.forward(ids, places, plan, torch.tensor(wanted))
+    return loaded.packed.forward(PackedTokens(ids, places), plan, torch.tensor(wanted))
 
 
 def alone(loaded: LoadedModel, ids: list[int]) -> torch.Tensor:

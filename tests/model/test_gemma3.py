@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.model, pytest.mark.long, pytest.mark.timeout(900)]
 from examples.support_desk import preamble
 from sglang_dsl.errors import ModelNotFoundError
 from sglang_dsl.ir.specs import SamplingSpec
-from sglang_dsl.runtime.backends.local.opening import open_engine
+from sglang_dsl.runtime.backends.local import open_engine
 from sglang_dsl.runtime.model.load import read_model
 from sglang_dsl.runtime.model.options import ModelOptions
 from sglang_dsl.runtime.supply import locate

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.engine
 
 from sglang_dsl.errors import EngineClosedError
-from sglang_dsl.runtime.backends.local.opening import FirstUse
+from sglang_dsl.runtime.backends.local import FirstUse
 from sglang_dsl.runtime.model import weights as module
 from sglang_dsl.runtime.model.weights import Keep
 

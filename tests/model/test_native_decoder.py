@@ -18,7 +18,7 @@ from sglang_dsl.errors import ModelLoadError, SelfCheckError, SpecError
 from sglang_dsl.kernels.attention import QueryRow, plan_step
 from sglang_dsl.runtime.model import llama
 from sglang_dsl.runtime.model import weights as keep_module
-from sglang_dsl.runtime.model.adapter import TransformersDecoder
+from sglang_dsl.runtime.model.adapter import PackedTokens, TransformersDecoder
 from sglang_dsl.runtime.model.llama import LlamaDecoder, LlamaShape, llama_shape
 from sglang_dsl.runtime.model.load import LoadedModel, PackedLinear, can_pack, load_model, serve
 from sglang_dsl.runtime.model.options import ModelOptions
@@ -85,7 +85,7 @@ def logits(loaded: LoadedModel, page: int = 0) -> torch.Tensor:
         plan = plan_step([QueryRow(len(ids), start, pages[i]) for ids, start, i in step], page_size=size, device=device)
         ids = torch.tensor([i for ids, _, _ in step for i in ids])
         places = torch.cat([torch.arange(start, start + len(ids)) for ids, start, _ in step])
-        found.append(loaded.packed.forward(ids, places, plan, torch.arange(len(ids))))
+        found.append(loaded.packed.forward(PackedTokens(ids, places), plan, torch.arange(len(ids))))
     return torch.cat(found)
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.engine
 from benchmarks.load_matrix import OPTIONS, plain_logprobs, tiny_model, write_folder
 from sglang_dsl.errors import DslError, ModelLoadError
 from sglang_dsl.ir.specs import SamplingSpec
-from sglang_dsl.runtime.backends.local.opening import open_engine
+from sglang_dsl.runtime.backends.local import open_engine
 from sglang_dsl.runtime.model.options import ModelOptions
 
 IDS = torch.randint(3, 259, (700,), generator=torch.Generator().manual_seed(3)).tolist()

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from sglang_dsl.errors import ModelLoadError, SelfCheckError
 from sglang_dsl.kernels.attention import attend
 from sglang_dsl.runtime.model import adapter, check
+from sglang_dsl.runtime.model.adapter import PackedTokens
 from sglang_dsl.runtime.model.load import load_model, serve
 from sglang_dsl.runtime.model.options import ModelOptions
 
@@ -103,6 +104,6 @@ def test_two_models_at_once_do_not_share_a_pool(make_model: MakeModel) -> None:
     plan = plan_step([QueryRow(3, 0, [0, 1, 2], 0)], page_size=1, device=torch.device("cpu"))
     ids = torch.tensor([4, 5, 6])
     second.pool.keys[0].zero_()
-    first.packed.forward(ids, torch.arange(3), plan, torch.tensor([2]))
+    first.packed.forward(PackedTokens(ids, torch.arange(3)), plan, torch.tensor([2]))
     assert first.pool.keys[0][:3].abs().sum() > 0
     assert second.pool.keys[0].abs().sum() == 0

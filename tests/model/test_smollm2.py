@@ -15,7 +15,7 @@ from sglang_dsl import State, gen, program
 from sglang_dsl.errors import ModelNotFoundError
 from sglang_dsl.ir.specs import RunOptions, SamplingSpec
 from sglang_dsl.runtime.backends.interpreted import InterpretedExecutor
-from sglang_dsl.runtime.backends.local.opening import open_engine
+from sglang_dsl.runtime.backends.local import open_engine
 from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.model.load import read_model

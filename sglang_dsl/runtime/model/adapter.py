@@ -143,22 +143,24 @@ class BoundAttention(Protocol):
         """Attention of layer `index`."""
 
 
+class PackedTokens(NamedTuple):
+    """Tokens of several sequences one behind the other: ids [T], positions [T], and the length [T] of each token's whole sequence
+    for models that rotate by it (`PackedPositions.lengths_of`).
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    lengths: Tensor | None = None
+
+
 class StepModel(Protocol):
     """A model and its pool: computes steps."""
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        plan: AttentionPlan,
-        wanted: Tensor,
-        lengths: Tensor | None = None,
-    ) -> Tensor:
-        """One step over packed tokens [T] at their positions. Stores all keys and values.
+    def forward(self, tokens: PackedTokens, plan: AttentionPlan, wanted: Tensor) -> Tensor:
+        """One step over packed tokens. Stores all keys and values.
 
-        lengths: of each token's whole sequence, for models that rotate by it (`PackedPositions.lengths_of`). Returns logits
-        [len(wanted), V] at the packed places `wanted`, as the model's own head gives them; the head is not run if nothing is
-        wanted.
+        Returns logits [len(wanted), V] at the packed places `wanted`, as the model's own head gives them; the head is not run if
+        nothing is wanted.
         """
 
 
@@ -167,17 +169,9 @@ class Decoder(Protocol):
 
     name: str
 
-    def compute(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        lengths: Tensor | None,
-        attention: BoundAttention,
-        wanted: Tensor | None,
-    ) -> Tensor:
-        """Logits [len(wanted), V] of packed tokens [T] at their positions, in sequences of these lengths.
-
-        wanted: packed places; None is all of them, and if there are none the head is not run.
+    def compute(self, tokens: PackedTokens, attention: BoundAttention, wanted: Tensor | None) -> Tensor:
+        """Logits [len(wanted), V] of packed tokens. wanted: packed places; None is all of them, and if there are none the head is
+        not run.
         """
 
 
@@ -284,19 +278,13 @@ class TransformersDecoder:
         self._attention: BoundAttention | None = None
         bind(model, self._attend)
 
-    def compute(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        lengths: Tensor | None,
-        attention: BoundAttention,
-        wanted: Tensor | None,
-    ) -> Tensor:
-        """See `Decoder.compute`."""
+    def compute(self, tokens: PackedTokens, attention: BoundAttention, wanted: Tensor | None) -> Tensor:
+        """One forward of the model's own modules over one sequence of all packed tokens."""
         self._attention = attention
-        options = {"input_ids": token_ids.unsqueeze(0), "position_ids": positions.unsqueeze(0), "use_cache": False}
+        ids, positions = tokens.token_ids.unsqueeze(0), tokens.positions.unsqueeze(0)
+        options = {"input_ids": ids, "position_ids": positions, "use_cache": False}
         try:
-            with self._positions.of(positions, lengths):
+            with self._positions.of(tokens.positions, tokens.lengths):
                 if wanted is None:
                     logits: Tensor = self._model(**options).logits
                 elif wanted.numel():
@@ -322,15 +310,8 @@ class PackedModel:
         self._pool = pool
 
     @torch.inference_mode()
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        plan: AttentionPlan,
-        wanted: Tensor,
-        lengths: Tensor | None = None,
-    ) -> Tensor:
-        """See `StepModel.forward`."""
+    def forward(self, tokens: PackedTokens, plan: AttentionPlan, wanted: Tensor) -> Tensor:
+        """All tokens at once."""
         self._pool.count_writes(plan.write_slots.shape[0])
 
         def attention(index: int, q: Tensor, k: Tensor, v: Tensor, layer: LayerAttention) -> Tensor:
@@ -338,7 +319,7 @@ class PackedModel:
             store(k, v, keys, values, plan)
             return attend(q, k, v, keys, values, plan, layer)
 
-        return self._decoder.compute(token_ids, positions, lengths, attention, wanted)
+        return self._decoder.compute(tokens, attention, wanted)
 
 
 TILE = 32
@@ -362,36 +343,26 @@ class TiledModel:
         self._pool = pool
 
     @torch.inference_mode()
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        plan: AttentionPlan,
-        wanted: Tensor,
-        lengths: Tensor | None = None,
-    ) -> Tensor:
-        """See `StepModel.forward`."""
+    def forward(self, tokens: PackedTokens, plan: AttentionPlan, wanted: Tensor) -> Tensor:
+        """Tile after tile."""
         self._pool.count_writes(plan.write_slots.shape[0])
-        logits = [self._forward_tile(tile, token_ids, positions, wanted, lengths) for tile in _tiles(plan)]
+        logits = [self._forward_tile(tile, tokens, wanted) for tile in _tiles(plan)]
         found = [part for part in logits if part is not None]
         if not found:
             return torch.empty(0, 0, device=wanted.device)
         return torch.cat(found)[torch.argsort(torch.argsort(wanted))]
 
-    def _forward_tile(
-        self, tile: _Tile, token_ids: Tensor, positions: Tensor, wanted: Tensor, lengths: Tensor | None
-    ) -> Tensor | None:
+    def _forward_tile(self, tile: _Tile, tokens: PackedTokens, wanted: Tensor) -> Tensor | None:
         """Logits of the wanted tokens in this tile, in ascending order; None if there are none."""
         mine = slice(tile.first, tile.end)
+        lengths = tokens.lengths
         own = None if lengths is None else _filled(lengths[mine], int(lengths[tile.first]))
         here = wanted[(wanted >= tile.first) & (wanted < tile.end)].sort().values - tile.first
-        ids, places = _filled(token_ids[mine]), _filled(positions[mine])
+        cut = PackedTokens(_filled(tokens.token_ids[mine]), _filled(tokens.positions[mine]), own)
         if not here.numel():
-            self._decoder.compute(ids, places, own, self._attention(tile), here)
+            self._decoder.compute(cut, self._attention(tile), here)
             return None
-        return self._decoder.compute(ids, places, own, self._attention(tile), None)[
-            here
-        ]  # the head sees a whole tile too
+        return self._decoder.compute(cut, self._attention(tile), None)[here]  # the head sees a whole tile too
 
     def _attention(self, tile: _Tile) -> BoundAttention:
         visits: dict[tuple[int | None, int | None], tuple[BlockVisit, ...]] = {}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...errors import DslError, SelfCheckError
 from ...kernels.attention import QueryRow, SharedKeys, plan_step
-from .adapter import Decoder, KvPool, LayerShape, StepModel
+from .adapter import Decoder, KvPool, LayerShape, PackedTokens, StepModel
 from .positions import PackedPositions
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ def _stepwise_logits(
         for i, first in zip(active, firsts, strict=False):
             begin = min(max(done[i], len(rows[i].token_ids) - rows[i].kept), ends[i])
             wanted.append(torch.arange(first + begin - done[i], first + ends[i] - done[i]))
-        logits = computer.forward(ids, places, plan, torch.cat(wanted).to(device), lengths)
+        logits = computer.forward(PackedTokens(ids, places, lengths), plan, torch.cat(wanted).to(device))
         for i, part in zip(active, torch.split(logits, [len(places) for places in wanted]), strict=True):
             parts[i].append(part)
             done[i] = ends[i]

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, silu
 
 from ...kernels.attention import LayerAttention
-from .adapter import BoundAttention, LayerShape
+from .adapter import BoundAttention, LayerShape, PackedTokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -137,17 +137,10 @@ class LlamaDecoder(nn.Module):
         self.head = _linear(weights[_EMBEDDING if shape.tied else _HEAD])
         self._frequencies = torch.tensor(shape.rotary_frequencies, device=self.embedding.device)
 
-    def compute(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        lengths: Tensor | None,
-        attention: BoundAttention,
-        wanted: Tensor | None,
-    ) -> Tensor:
-        """See `adapter.Decoder`. The length of a sequence never matters."""
-        x: Tensor = embedding(token_ids, self.embedding)
-        turns = self._turns(positions, x.dtype)
+    def compute(self, tokens: PackedTokens, attention: BoundAttention, wanted: Tensor | None) -> Tensor:
+        """Logits as `adapter.Decoder` has them. The length of a sequence never matters."""
+        x: Tensor = embedding(tokens.token_ids, self.embedding)
+        turns = self._turns(tokens.positions, x.dtype)
         for layer in self.layers:
             x = layer(x, turns, attention)
         if wanted is not None:

@@ -15,7 +15,7 @@ from ....ir.execution import TokenScore
 from ....ir.specs import ConstraintSpec
 from ....kernels.attention import ExtraWrite, QueryRow, SharedKeys, plan_step
 from ...engine.worker import WorkerInfo
-from ...model.adapter import Copy, PoolCounters
+from ...model.adapter import Copy, PackedTokens, PoolCounters
 from ...model.load import LoadedModel
 from ...sample.sampler import ConstraintCompiler, Draw, SampledSequence, logprobs, sample, token_score
 from ...schedule.step import OpenSequence, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult
@@ -146,9 +146,8 @@ def _forward(model: LoadedModel, plan: StepPlan) -> tuple[dict[tuple[int, int], 
     lengths = model.positions.lengths_of(
         [r.band for r in plan.rows], [len(r.token_ids) for r in plan.rows], model.device
     )
-    logits = model.packed.forward(
-        token_ids.to(model.device), positions.to(model.device), attention, wanted.to(model.device), lengths
-    )
+    tokens = PackedTokens(token_ids.to(model.device), positions.to(model.device), lengths)
+    logits = model.packed.forward(tokens, attention, wanted.to(model.device))
     return {place: i for i, place in enumerate(places)}, logits
 
 
