@@ -32,7 +32,7 @@ from sglang_dsl.ir.execution import Executor
 from sglang_dsl.ir.specs import ConstraintSpec, RunOptions
 from sglang_dsl.runtime.backends.interpreted import InterpretedExecutor
 from sglang_dsl.runtime.backends.mock import mock
-from sglang_dsl.runtime.backends.mock.log import Call
+from sglang_dsl.runtime.backends.mock.calls import Call
 from sglang_dsl.runtime.backends.mock.worker import MockText, MockTokenizer
 from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine

@@ -233,7 +233,7 @@ def test_mock_nearest_name_is_shown() -> None:
         with pytest.raises(ScriptError, match="answr"):
             backend.verify()
         backend.calls()
-        backend._script.script.answer(backend.calls()[0].__class__(backend.calls()[0].request, ""))  # type: ignore[attr-defined]
+        backend._script.answer(backend.calls()[0].__class__(backend.calls()[0].request, ""))  # type: ignore[attr-defined]
         execute(backend, [text("t", "p"), gen("answr", "t")]).value("answr").result(TIMEOUT_S)
 
 

@@ -15,7 +15,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from ...errors import RoleError, SpecError
 from ...ir.execution import ConstraintReport, Meter, Run, RunSpec, Segment, check_models_allowed, resolve
 from ...ir.nodes import Fork, Gen, Node, Plain, Raw, Reference, RoleBegin, RoleEnd, Select, Text
-from ...ir.specs import Backend, ConstraintSpec
+from ...ir.specs import ConstraintSpec
 from ..interpret.run import InterpretedRun
 from ..interpret.target import Target
 from ..text.tokenizer import TextModel, TextPiece, Tokenizer, Turns, with_bos
@@ -251,7 +251,16 @@ class InterpretedExecutor:
             SpecError: a named model's backend has no model of its own.
         """
         check_models_allowed(f"opened a run of the backend {self.name!r}")
-        return InterpretedRun(spec, {None: self._target, **_named(spec.options.models)}, share_equal=self._share_equal)
+        targets: dict[str | None, Target] = {None: self._target}
+        for alias, backend in spec.options.models.items():
+            executor = resolve(backend)
+            if not isinstance(executor, HasTarget):
+                raise SpecError(
+                    f"models[{alias!r}] is the backend {executor.name!r}, which has no model of its own",
+                    hint="name a backend such as 'local:smollm2' or a mock",
+                )
+            targets[alias] = executor.target
+        return InterpretedRun(spec, targets, share_equal=self._share_equal)
 
     def meter(self) -> Meter:
         """Facts of the default model."""
@@ -308,16 +317,3 @@ class TargetMeter:
     def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
         """See `Meter`."""
         return self._target.audit(constraint)
-
-
-def _named(models: Mapping[str, str | Backend]) -> dict[str | None, Target]:
-    named: dict[str | None, Target] = {}
-    for alias, backend in models.items():
-        executor = resolve(backend)
-        if not isinstance(executor, HasTarget):
-            raise SpecError(
-                f"models[{alias!r}] is the backend {executor.name!r}, which has no model of its own",
-                hint="name a backend such as 'local:smollm2' or a mock",
-            )
-        named[alias] = executor.target
-    return named

@@ -100,6 +100,7 @@ class Engine:
         self._thread = LoopThread(self._loop, worker, config.close_timeout_s)
         self._requests = Requests(text.tokenizer, self.info, self._loop.clock)
         self._leases = itertools.count(1)
+        self.now = self._loop.clock.now  # seconds on the engine's clock
         self._finalizer = weakref.finalize(self, self._thread.close)
 
     # Target: what the interpreter uses
@@ -157,10 +158,6 @@ class Engine:
         report = self._audit(constraint) if self._audit is not None else ConstraintReport()
         self._worker.prepare(constraint)
         return report
-
-    def now(self) -> float:
-        """Seconds on the engine's clock."""
-        return self._loop.clock.now()
 
     # native use
 

@@ -69,6 +69,7 @@ class OpenSequence(NamedTuple):
     seed: int
     generated: Sequence[int] = ()
     label: Label = Label()
+    request_id: str = ""
 
 
 class SamplePoint(NamedTuple):

@@ -217,11 +217,16 @@ class StepBuilder:
         """The worker has to know this sequence before its first row."""
         request = seq.request
         if isinstance(request, GenerateRequest):
-            known = tuple(seq.tokens[seq.prompt_tokens :])
-            seed = seed_of(request)
             self.opens.append(
                 OpenSequence(
-                    seq.seq_id, request.prompt_ids, request.sampling, request.constraint, seed, known, request.label
+                    seq_id=seq.seq_id,
+                    prompt_ids=request.prompt_ids,
+                    sampling=request.sampling,
+                    constraint=request.constraint,
+                    seed=seed_of(request),
+                    generated=tuple(seq.tokens[seq.prompt_tokens :]),
+                    label=request.label,
+                    request_id=request.request_id,
                 )
             )
 

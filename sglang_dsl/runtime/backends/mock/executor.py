@@ -1,6 +1,7 @@
 """The mock backend: the engine of production, with a scripted model and virtual time.
 
-The Target in front of the mock's engine: logs every request, looks up its reply, and hands it to the engine as it is.
+In front of its engine stands a Target that logs every request, looks up its reply, lays that out for the worker, and hands the request
+to the engine as it is.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from threading import current_thread, main_thread
+from threading import Lock, current_thread, main_thread
 from typing import Any, Literal, TypeAlias, get_args
 
 from ....errors import ScriptError, SpecError
@@ -19,12 +20,11 @@ from ...engine.clock import VirtualClock
 from ...engine.engine import Engine
 from ...engine.worker import WorkerInfo
 from ...interpret.target import ForwardingTarget
-from ...schedule.request import GenerateRequest, Request, Result, ScoreRequest, ScoreResult, Sink
+from ...schedule.request import Request, Result, ScoreRequest, ScoreResult, Sink
 from ...text.tokenizer import ChatTemplate
 from ..interpreted import InterpretedExecutor
-from .log import Call, CallLog, Calls
-from .reply import Piece, Reply, echo, pieces, token_logprob, valid
-from .script import Failing, Function, Locked, Policy, Scored, Scores, ScriptLike, left_over, script_of, unscripted
+from .calls import Call, CallLog, Calls, Piece, Reply, echo, pieces, token_logprob, valid
+from .script import Failing, Function, Policy, Scored, Scores, Script, ScriptLike, left_over, script_of, unscripted
 from .worker import CostModel, LanguageModel, MockText, MockTokenizer, MockWorker
 
 Answer = Callable[[Call], Reply | None]
@@ -44,7 +44,7 @@ class MockTarget(ForwardingTarget):
         engine: Engine,
         worker: MockWorker,
         tokenizer: MockTokenizer,
-        script: Locked,
+        script: Script,
         fallback: Answer,
         *,
         scores_freely: bool,
@@ -54,6 +54,7 @@ class MockTarget(ForwardingTarget):
         self._worker = worker
         self._tokenizer = tokenizer
         self._script = script
+        self._answering = Lock()
         self._fallback = fallback
         self._scores_freely = scores_freely
 
@@ -62,11 +63,12 @@ class MockTarget(ForwardingTarget):
         accepted: list[tuple[Request, Sink]] = []
         refused: list[tuple[Sink, Request, Exception]] = []
         for request, sink in requests:
-            call = Call(request, self._tokenizer, self._choices(request))
+            paths = request.continuations if isinstance(request, ScoreRequest) else ()
+            call = Call(request, self._tokenizer, tuple(map(self._tokenizer.decode, paths)))
             self.log.add(call)
-            logged = LoggedSink(sink, self.log, call)
+            logged = LoggedSink(sink, self.log, call, self._worker)
             try:
-                accepted.append(self._prepared(request, logged, call))
+                accepted.append((self._prepared(request, logged, call), logged))
             except Exception as error:  # noqa: BLE001 - whatever a script does is its call's failure
                 refused.append((logged, request, error))
             except BaseException as error:
@@ -80,45 +82,42 @@ class MockTarget(ForwardingTarget):
                 self.release(request.lease, 1)
             sink.done(cause)
 
-    def _prepared(self, request: Request, sink: LoggedSink, call: Call) -> tuple[Request, Sink]:
+    def _prepared(self, request: Request, sink: LoggedSink, call: Call) -> Request:
         """The request as the engine gets it, its reply laid out for the worker."""
-        reply = self._script.answer(call) or self._fallback(call)
+        with self._answering:
+            reply = self._script.answer(call)
+        reply = reply or self._fallback(call)
         if isinstance(request, ScoreRequest):
             if reply is None and not self._scores_freely:
-                raise unscripted(call, self._script.script)
+                raise unscripted(call, self._script)
             if reply is not None and reply.error is not None:
                 raise reply.error
-            sink.finish = lambda result: _scored(result, call, reply)
-            return request, sink
+            sink.reply = reply
+            return request
         if reply is None:
-            raise unscripted(call, self._script.script)
+            raise unscripted(call, self._script)
         if reply.max_tokens is not None:
             most = min(reply.max_tokens, request.sampling.most_tokens)
             sampling = replace(request.sampling, max_tokens=most, min_tokens=min(request.sampling.min_tokens, most))
             request = replace(request, sampling=sampling)
-        self._worker.assign(request, reply)
-        sink.forget = lambda: self._worker.forget(request)
-        return request, sink
-
-    def _choices(self, request: Request) -> tuple[str, ...]:
-        if isinstance(request, GenerateRequest):
-            return ()
-        return tuple(self._tokenizer.decode(continuation) for continuation in request.continuations)
+        sink.reply = reply
+        self._worker.replies.setdefault(request.request_id, reply)
+        return request
 
 
 class LoggedSink:
-    """Passes everything on, and notes it in the log."""
+    """Passes everything on, and notes it in the log. `reply`: what its request is answered."""
 
-    def __init__(self, sink: Sink, log: CallLog, call: Call) -> None:
+    def __init__(self, sink: Sink, log: CallLog, call: Call, worker: MockWorker) -> None:
         self._sink = sink
         self._log = log
         self._call = call
-        self.finish: Callable[[Result], Result] = lambda result: result
-        self.forget: Callable[[], None] = lambda: None
+        self._worker = worker
+        self.reply: Reply | None = None
 
     def started(self) -> None:
         """See `Sink`."""
-        self._log.start(self._call)
+        self._call.started = self._log.tick()
         self._sink.started()
 
     def text(self, delta: str, token_ids: Sequence[int]) -> None:
@@ -133,13 +132,15 @@ class LoggedSink:
 
     def done(self, result: Result | Exception) -> None:
         """See `Sink`."""
-        self.forget()
-        if not isinstance(result, Exception):
+        call, reply = self._call, self.reply
+        if reply is not None and self._worker.replies.get(call.request.request_id) is reply:
+            del self._worker.replies[call.request.request_id]
+        if isinstance(result, ScoreResult) and reply is not None:
             try:
-                result = self.finish(result)
+                result = _scored(result, call, reply)
             except ScriptError as error:
                 result = error
-        self._log.end(self._call, result)
+        call.result, call.ended = result, self._log.tick()
         self._sink.done(result)
 
 
@@ -149,10 +150,8 @@ def _script_raised(error: BaseException) -> ScriptError:
     return raised
 
 
-def _scored(result: Result, call: Call, reply: Reply | None) -> Result:
+def _scored(result: ScoreResult, call: Call, reply: Reply) -> ScoreResult:
     """The engine's scores with the script's in their place. Raises ScriptError where they do not fit the choices."""
-    if reply is None or not isinstance(result, ScoreResult):
-        return result
     if reply.scores:
         table = dict(reply.scores)
     elif reply.text in call.choices:
@@ -188,7 +187,7 @@ class MockExecutor(InterpretedExecutor):
         assert backend.calls("answer").count == 1
     """
 
-    def __init__(self, target: MockTarget, engine: Engine, script: Locked, *, share_equal: bool) -> None:
+    def __init__(self, target: MockTarget, engine: Engine, script: Script, *, share_equal: bool) -> None:
         super().__init__("mock", target, engine.close, share_equal=share_equal)
         self.engine = engine
         self._mock_target = target
@@ -206,7 +205,7 @@ class MockExecutor(InterpretedExecutor):
     def verify(self) -> None:
         """Raise ScriptError if scripted replies, or faults put around this mock, were not used."""
         super().verify()
-        error = left_over(self._script.script)
+        error = left_over(self._script)
         if error is not None:
             raise error
 
@@ -286,7 +285,8 @@ def mock(
     found = Function(_emitting(emits)) if emits is not None else script_of(script, policy)
     if scores is not None:
         found = Scored(scores, found)
-    locked = Locked(found if fail_if is None else Failing(fail_if, found))
+    if fail_if is not None:
+        found = Failing(fail_if, found)
     tokenizer = MockTokenizer()
     info = WorkerInfo(
         model="mock",
@@ -316,11 +316,11 @@ def mock(
         engine,
         worker,
         tokenizer,
-        locked,
+        found,
         _FALLBACKS[unscripted],
         scores_freely=unscripted == "echo" or language_model is not None,
     )
-    return MockExecutor(target, engine, locked, share_equal=share_equal)
+    return MockExecutor(target, engine, found, share_equal=share_equal)
 
 
 def open_mock(argument: str) -> MockExecutor:

@@ -10,17 +10,15 @@ lambda call: ...                    a function of the call; None: not scripted
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from ....errors import ScriptError
 from ....ir.specs import shown, whole
 from ...schedule.request import Lineage
-from .log import Call
-from .reply import Answerer, Reply, ReplyLike, fails, reply_of
+from .calls import Answerer, Call, Reply, ReplyLike, fails, reply_of
 
 Policy: TypeAlias = Literal["strict", "cycle", "last", "echo"]
 Score: TypeAlias = float | Sequence[float]
@@ -65,7 +63,7 @@ class Queue:
 
     def answer(self, call: Call) -> Reply | None:
         """See `Script`."""
-        index = self._places.next(call.label.lineage or _NO_RUN)
+        index = self._places.next(call.request.label.lineage or _NO_RUN)
         if self._policy == "cycle":
             index %= len(self._replies)
         elif index not in self._left:
@@ -118,6 +116,7 @@ class Places:
         return place
 
     def _line(self, lineage: Lineage) -> _Line:
+        """The line of this sibling, made along with those of its outer ones where it is new."""
         unknown: list[Lineage] = []
         at: Lineage | None = lineage
         while at is not None and at not in self._lines:
@@ -125,15 +124,15 @@ class Places:
             at = at.outer
         outer = None if at is None else self._lines[at]
         for each in reversed(unknown):
-            outer = self._lines[each] = self._region(each, outer).line(each.index)
+            regions = self._outermost if outer is None else outer.regions
+            region = regions.get(each.region)
+            if region is None:
+                region = regions[each.region] = _Region(each.size, outer, self._end)
+            outer = region.lines.get(each.index)
+            if outer is None:
+                outer = region.lines[each.index] = _Line(region, each.index)
+            self._lines[each] = outer
         return self._lines[lineage]
-
-    def _region(self, lineage: Lineage, outer: _Line | None) -> _Region:
-        regions = self._outermost if outer is None else outer.regions
-        found = regions.get(lineage.region)
-        if found is None:
-            found = regions[lineage.region] = _Region(lineage.size, outer, self._end)
-        return found
 
 
 class _Region:
@@ -142,29 +141,23 @@ class _Region:
     def __init__(self, size: int, outer: _Line | None, end: int) -> None:
         self.size = size
         self.outer = outer
-        self.begun_at = 0 if outer is None else outer.calls
-        self._begin = end if outer is None else outer.begin + outer.calls * outer.width
-        self._width = size * (1 if outer is None else outer.width)
-        self._offset = 0 if outer is None else outer.offset * size
-        self._lines: dict[int, _Line] = {}
-
-    def line(self, index: int) -> _Line:
-        """That of one sibling."""
-        if index not in self._lines:
-            self._lines[index] = _Line(self, self._begin, self._width, self._offset + index)
-        return self._lines[index]
+        self.begun_at: int = 0 if outer is None else outer.calls
+        self.begin: int = end if outer is None else outer.begin + outer.calls * outer.width
+        self.width: int = size * (1 if outer is None else outer.width)
+        self.offset: int = 0 if outer is None else outer.offset * size
+        self.lines: dict[int, _Line] = {}
 
 
-@dataclass(slots=True, eq=False)
 class _Line:
     """The calls of one sibling: its call number n has the place begin + n * width + offset."""
 
-    region: _Region
-    begin: int
-    width: int
-    offset: int
-    calls: int = 0
-    regions: dict[str, _Region] = field(default_factory=dict)
+    def __init__(self, region: _Region, index: int) -> None:
+        self.region = region
+        self.begin = region.begin
+        self.width = region.width
+        self.offset = region.offset + index
+        self.calls = 0
+        self.regions: dict[str, _Region] = {}
 
 
 class ByName:
@@ -396,19 +389,6 @@ def left_over(script: Script) -> ScriptError | None:
         f"{len(left)} scripted replies were not used: {'; '.join(left[:5])}{'; ...' if len(left) > 5 else ''}",
         hint="the program made fewer calls than the script expects: remove them, or look why",
     )
-
-
-class Locked:
-    """A Script for several threads."""
-
-    def __init__(self, script: Script) -> None:
-        self.script = script
-        self._lock = threading.Lock()
-
-    def answer(self, call: Call) -> Reply | None:
-        """One call at a time."""
-        with self._lock:
-            return self.script.answer(call)
 
 
 def _answered(reply: ReplyLike | Answerer, call: Call) -> Reply | None:

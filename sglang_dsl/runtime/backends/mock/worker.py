@@ -1,16 +1,11 @@
-"""The scripted model: a Worker without tensors, with real pages, real constraints and time from a cost model.
+"""The mock's worker: a scripted model without tensors, with real pages, real constraints, and time from a cost model.
 
-The mock's KV pool: each slot remembers which token it holds, so that wrong paging is seen at once.
-
-The mock's text: a token per word or scripted piece, and a ChatML template.
-
-A scripted reply while it is played, token by token, under its call's constraint.
+Text is a token per word or scripted piece. A reply is played token by token under its call's constraint. Each slot of a page remembers
+which token it holds, so that wrong paging is seen at once.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -20,14 +15,13 @@ from weakref import WeakKeyDictionary
 from ....errors import IntegrityError, ScriptError
 from ....ir.execution import TokenScore
 from ....ir.specs import ConstraintSpec
-from ...cache.keys import AlikeIds, TokenIds, TokenStore, alike, tokens_of
-from ...constrain.compile import CompiledConstraint, compile_constraint
+from ...cache.keys import TokenIds, TokenStore, tokens_of
+from ...constrain.compile import CompiledConstraint, PythonMatcher, compile_constraint
 from ...engine.worker import WorkerInfo
-from ...schedule.request import Label, Request
 from ...schedule.step import OpenSequence, Row, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult
 from ...text.plain import END_OF_TEXT, TURN_END, TURN_START, ChatMlTemplate, PieceTokenizer
 from ...text.tokenizer import ChatTemplate, Tokenizer
-from .reply import SCORED_CONTEXT, Piece, Reply, token_logprob
+from .calls import SCORED_CONTEXT, Piece, Reply, token_logprob
 
 REMEMBERED_BRANCHINGS = 4  # how far up a prompt's branchings it is looked for what is known of its pages
 
@@ -43,20 +37,23 @@ class TokenPages:
 
     def write(self, plan: StepPlan) -> None:
         """Copies first, then all new tokens, then the mirrors: as a layer scatters before it attends."""
+        size, slots, written = self._size, self._slots, set[int]()
         for copy in plan.copies:
-            self._note_write(copy.target)
+            written.add(copy.target)
             for offset in range(copy.tokens):
-                self._slots[copy.target, offset] = self._slots[copy.source, offset]
+                slots[copy.target, offset] = slots[copy.source, offset]
         for row in plan.rows:
             for position, token in enumerate(row.token_ids, row.start):
-                slot = self._slot(row, position)
-                self._note_write(slot[0])
-                self._slots[slot] = (position, token)
+                page = row.pages[position // size]
+                written.add(page)
+                slots[page, position % size] = (position, token)
         for mirror in plan.mirrors:
             row = plan.rows[mirror.row]
-            token = row.token_ids[mirror.position - row.start]
-            self._note_write(mirror.page)
-            self._slots[mirror.page, mirror.offset] = (mirror.position, token)
+            written.add(mirror.page)
+            slots[mirror.page, mirror.offset] = (mirror.position, row.token_ids[mirror.position - row.start])
+        if not written.isdisjoint(self._sound_pages):
+            self._sound_pages.clear()
+            self._sound.clear()
 
     def read(self, row: Row, start: int, end: int) -> list[int]:
         """The tokens a row sees at positions [start, end).
@@ -66,10 +63,11 @@ class TokenPages:
         """
         tokens: list[int] = []
         for position in range(start, end):
-            held = self._slots.get(self._slot(row, position))
+            page = row.pages[position // self._size]
+            held = self._slots.get((page, position % self._size))
             if held is None or held[0] != position:
                 raise IntegrityError(
-                    f"sequence {row.seq_id} reads position {position} from page {row.pages[position // self._size]}, "
+                    f"sequence {row.seq_id} reads position {position} from page {page}, "
                     f"which holds {'nothing' if held is None else f'position {held[0]}'}"
                 )
             tokens.append(held[1])
@@ -96,14 +94,6 @@ class TokenPages:
             pages = list(row.pages[: min(row.start, len(prompt_ids)) // self._size])
             self._sound[prompt_ids.store] = pages
             self._sound_pages.update(pages[start // self._size :])
-
-    def _note_write(self, page: int) -> None:
-        if page in self._sound_pages:
-            self._sound_pages.clear()
-            self._sound.clear()
-
-    def _slot(self, row: Row, position: int) -> tuple[int, int]:
-        return row.pages[position // self._size], position % self._size
 
 
 SILENCE = "<|silence|>"  # a token without text: what a slow model says
@@ -148,8 +138,11 @@ class MockText:
         self.template: ChatTemplate = template or ChatMlTemplate()
 
 
+_SILENT = Piece("")  # a token that the script says nothing about: silence, a word of a text, the end
+
+
 class Playing:
-    """One sequence. Owner: the worker.
+    """One sequence, and the reply that it says. Owner: the worker.
 
     masked: where the reply breaks its constraint, it is cut and completed by an allowed text, as a model's would be.
     """
@@ -165,12 +158,18 @@ class Playing:
         self._compiled = None if constraint is None else compile_constraint(constraint)
         self._matcher = None if self._compiled is None else self._compiled.matcher(tokenizer.token_bytes)
         self._silent = min(reply.silent_tokens, opened.sampling.most_tokens)
-        self._tokens = [(tokenizer.silence_id, Piece(""))] * self._silent + self._scripted()
+        self._tokens = [(tokenizer.silence_id, _SILENT)] * self._silent
+        if reply.pieces is None:
+            self._tokens += [(token_id, _SILENT) for token_id in tokenizer.encode(reply.text)]
+        else:
+            self._tokens += [(tokenizer.intern(piece.raw), piece) for piece in reply.pieces]
 
     def replay(self, token_id: int) -> None:
         """A token generated before the sequence was set aside."""
-        self._step(self.generated)
-        self._keep(token_id)
+        if self._matcher is not None:
+            self._step(self._matcher, self.generated)
+        self.tokens_so_far.append(token_id)
+        self.generated += 1
 
     def next(self, index: int) -> tuple[int, Piece, bool]:
         """The token at `index`, and whether its constraint allows nothing more.
@@ -180,19 +179,15 @@ class Playing:
         """
         if self._reply.error is not None and index >= self._reply.error_after:
             raise self._reply.error
-        ended = self._step(index)
-        token_id, piece = self._tokens[index] if index < len(self._tokens) else (self._tokenizer.eos_id, Piece(""))
-        self._keep(token_id)
-        return token_id, piece, ended
-
-    def _keep(self, token_id: int) -> None:
+        ended = self._matcher is not None and self._step(self._matcher, index)
+        token_id, piece = self._tokens[index] if index < len(self._tokens) else (self._tokenizer.eos_id, _SILENT)
         self.tokens_so_far.append(token_id)
         self.generated += 1
+        return token_id, piece, ended
 
-    def _step(self, index: int) -> bool:
+    def _step(self, matcher: PythonMatcher, index: int) -> bool:
         """Step the matcher over token `index`; whether nothing may follow."""
-        matcher = self._matcher
-        if matcher is None or self._compiled is None or index < self._silent:
+        if self._compiled is None or index < self._silent:
             return False
         if index >= len(self._tokens):
             if matcher.may_end:
@@ -201,9 +196,9 @@ class Playing:
         elif matcher.accept(self._tokens[index][0]):
             return matcher.must_end
         else:
-            self._complete(
-                self._compiled, index, f"token {index} ({self._tokens[index][1].raw!r}) is not allowed there"
-            )
+            token_id, piece = self._tokens[index]
+            said = self._tokenizer.token_bytes(token_id) if piece is _SILENT else piece.raw
+            self._complete(self._compiled, index, f"token {index} ({said!r}) is not allowed there")
         if index < len(self._tokens):
             matcher.accept(self._tokens[index][0])
         return matcher.must_end
@@ -217,16 +212,7 @@ class Playing:
             rest = compiled.complete(said.decode(), Random(index))
         except ValueError as error:  # cut inside a character: only the script's author knows what it should be
             raise self._broken(why) from error
-        self._tokens[index:] = self._cut(rest)
-
-    def _scripted(self) -> list[tuple[int, Piece]]:
-        if self._reply.pieces is None:
-            return self._cut(self._reply.text)
-        return [(self._tokenizer.intern(piece.raw), piece) for piece in self._reply.pieces]
-
-    def _cut(self, text: str) -> list[tuple[int, Piece]]:
-        ids = self._tokenizer.encode(text)
-        return [(token_id, Piece(self._tokenizer.token_bytes(token_id))) for token_id in ids]
+        self._tokens[index:] = [(token_id, _SILENT) for token_id in self._tokenizer.encode(rest)]
 
     def _broken(self, why: str) -> ScriptError:
         label, constraint = self.opened.label, self.opened.constraint
@@ -260,7 +246,7 @@ class CostModel:
 
 
 class MockWorker:
-    """Plays the replies it was assigned, token by token.
+    """Plays the replies that were laid out for its requests, token by token.
 
     Every row is read back through its page table: a row that would see other tokens than its own prompt fails the step. What was read
     back for the prompt that this one continues, over the same pages, is not read again until one of them is written.
@@ -281,23 +267,10 @@ class MockWorker:
         self._language_model = language_model
         self._masked = masked
         self._pages = TokenPages(info.page_size)
-        self._assigned: dict[tuple[Label, AlikeIds], deque[Reply]] = {}
+        self.replies: dict[
+            str, Reply
+        ] = {}  # by request: what it will be answered once it runs; any thread adds and removes
         self._playing: dict[int, Playing] = {}
-        self._lock = threading.Lock()
-
-    def assign(self, request: Request, reply: Reply) -> None:
-        """What this request will be answered, once it runs. Any thread."""
-        with self._lock:
-            self._assigned.setdefault(_key(request.label, request.prompt_ids), deque()).append(reply)
-
-    def forget(self, request: Request) -> None:
-        """The request has ended."""
-        key = _key(request.label, request.prompt_ids)
-        with self._lock:
-            if replies := self._assigned.get(key):
-                replies.popleft()
-                if not replies:
-                    del self._assigned[key]
 
     def prepare(self, constraint: ConstraintSpec) -> Future[None]:
         """See `Worker`: at once, on the caller's thread."""
@@ -322,9 +295,7 @@ class MockWorker:
         """Nothing to release."""
 
     def _open(self, opened: OpenSequence) -> Playing:
-        with self._lock:
-            replies = self._assigned.get(_key(opened.label, opened.prompt_ids))
-            reply = replies[0] if replies else Reply()
+        reply = self.replies.get(opened.request_id) or Reply()
         playing = Playing(opened, reply, self._tokenizer, masked=self._masked)
         for token_id in opened.generated:
             playing.replay(token_id)
@@ -370,8 +341,3 @@ class MockWorker:
 
 def _raw(piece: str | bytes) -> bytes:
     return piece.encode() if isinstance(piece, str) else piece
-
-
-def _key(label: Label, prompt_ids: Sequence[int]) -> tuple[Label, AlikeIds]:
-    """A request is known by who asks and what."""
-    return label, alike(prompt_ids)

@@ -1,15 +1,24 @@
-"""What a mock was asked, in order, with what tests want to know about it."""
+"""The calls that reached a mock, what tests want to know about them, and what each was answered.
+
+A reply is text, exact token pieces, a value, scores of choices, or a fault. A mock without a script makes its own: deterministic words
+and valid values; and a little language model scores choices.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Protocol
+from random import Random
+from typing import Any, Protocol, TypeAlias
 
-from ....errors import ScriptError, SpecError
-from ....ir.specs import ConstraintSpec, SamplingSpec, shown
+from ....errors import EngineError, ScriptError, SpecError
+from ....ir.specs import ConstraintSpec, SamplingSpec, number, shown, whole
+from ...constrain.compile import compile_constraint
 from ...schedule.request import GenerateRequest, GenerateResult, Label, Request, Result
 
 
@@ -171,14 +180,11 @@ class CallLog:
         with self._lock:
             self._calls.append(call)
 
-    def start(self, call: Call) -> None:
-        """It was admitted."""
-        call.started = self._tick()
-
-    def end(self, call: Call, result: Result | Exception) -> None:
-        """It ended."""
-        call.result = result
-        call.ended = self._tick()
+    def tick(self) -> int:
+        """The next place in the order of all starts and ends."""
+        with self._lock:
+            self._clock += 1
+            return self._clock
 
     def calls(self, which: str | Callable[[Call], bool] | None = None) -> Calls:
         """Those of a name (or node id), or for which a function is true; None: all."""
@@ -196,14 +202,142 @@ class CallLog:
         missing = f"the calls of {which!r}, and there is none; {known}"
         return Calls([call for call in calls if which in (call.name, call.node_id)], missing)
 
-    def _tick(self) -> int:
-        with self._lock:
-            self._clock += 1
-            return self._clock
-
 
 def _common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     for i, (x, y) in enumerate(zip(a, b, strict=False)):
         if x != y:
             return i
     return min(len(a), len(b))
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One token: its bytes, its natural-log probability, and the alternatives a call with `logprobs` is shown."""
+
+    raw: str | bytes
+    logprob: float = -0.1
+    top: tuple[tuple[str | bytes, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.raw, (str, bytes)):
+            raise ScriptError(
+                f"{shown(self.raw)} is no token", hint="a token is text, or bytes of a part of a character"
+            )
+        number("logprob", self.logprob, -math.inf, 0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """One scripted answer.
+
+    pieces: exact tokens; None: `text` is cut into tokens by the mock's tokenizer. scores: of a select's choices, per
+    choice the log-probabilities of its tokens (or one number, for the first token). silent_tokens: so many tokens
+    without text come first: a slow model. error: raised after `error_after` tokens. max_tokens: the output is cut off
+    there, as by length. unchecked: the answer goes out although it breaks the call's constraint.
+    """
+
+    text: str = ""
+    pieces: tuple[Piece, ...] | None = None
+    scores: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    silent_tokens: int = 0
+    error: Exception | None = None
+    error_after: int = 0
+    max_tokens: int | None = None
+    unchecked: bool = False
+
+    def __post_init__(self) -> None:
+        whole("tokens", self.silent_tokens, 0)
+        whole("after", self.error_after, 0)
+        if self.max_tokens is not None:
+            whole("after", self.max_tokens, 1)
+        if not isinstance(self.text, str):
+            raise ScriptError(f"{shown(self.text)} is no text", hint="a reply's text is a str")
+        if self.error is not None and not isinstance(self.error, Exception):
+            raise ScriptError(f"{shown(self.error)} is no exception", hint='fails("the service is down")')
+
+
+ReplyLike: TypeAlias = "Reply | str | Mapping[str, Any] | Sequence[Any] | Exception | bool | int | float | None"
+Answerer: TypeAlias = Callable[[Call], ReplyLike]
+
+
+def pieces(*tokens: str | bytes | Piece) -> Reply:
+    """A reply that emits exactly these tokens: text or bytes, also parts of a character."""
+    return Reply(pieces=tuple(token if isinstance(token, Piece) else Piece(token) for token in tokens))
+
+
+def fails(error: Exception | str = "the mock was told to fail", *, after: int = 0, reply: ReplyLike = "") -> Reply:
+    """A call that fails, after so many tokens of `reply`."""
+    raised = EngineError(error, retryable=True) if isinstance(error, str) else error
+    return replace(reply_of(reply), error=raised, error_after=after)
+
+
+def cut_off(reply: ReplyLike, *, after: int) -> Reply:
+    """A reply that ends by length after so many tokens."""
+    return replace(reply_of(reply), max_tokens=after)
+
+
+def stalls(reply: ReplyLike = "", *, tokens: int = 1 << 20) -> Reply:
+    """A model that shows nothing for so many steps: by default until the call's deadline, length or cancellation."""
+    return replace(reply_of(reply), silent_tokens=tokens)
+
+
+def malformed(text: str) -> Reply:
+    """A reply that goes out although it breaks the call's constraint."""
+    return Reply(text=text, unchecked=True)
+
+
+def reply_of(answer: ReplyLike, call: Call | None = None) -> Reply:
+    """A script's answer as a Reply: text as it is, other JSON values as JSON, a dict for a select as its scores."""
+    match answer:
+        case Reply():
+            return answer
+        case str():
+            return Reply(text=answer)
+        case Exception():
+            return Reply(error=answer)
+        case Mapping() if call is not None and call.choices:
+            return Reply(scores=tuple((choice, _logprobs(scores)) for choice, scores in answer.items()))
+    try:
+        return Reply(text=json.dumps(answer, ensure_ascii=False))
+    except TypeError as error:
+        raise ScriptError(
+            f"a script holds {answer!r}, which is no reply: {error}",
+            hint="give text, a JSON value, pieces(...), an exception, or a function of the call",
+        ) from error
+
+
+def _logprobs(scores: Any) -> tuple[float, ...]:
+    return tuple(map(float, scores)) if isinstance(scores, Sequence) else (float(scores),)
+
+
+INVENTED_CHARACTERS = 60  # about; more where the constraint needs more
+SCORED_CONTEXT = 40  # characters that the little language model looks back
+
+
+def echo(call: Call) -> Reply | None:
+    """A reply for any call, the same for the same prompt: a value its constraint allows, else its name and a short code.
+
+    A select is left to the language model: None.
+    """
+    if call.sampling is None:
+        return None
+    seed = _digest(call.prompt, str(call.label.sample), str(call.label.attempt))
+    if call.constraint is not None:
+        compiled = compile_constraint(call.constraint)
+        return Reply(text=compiled.sample_text(Random(seed), characters=INVENTED_CHARACTERS))
+    return Reply(text=f"{call.name or 'text'} {seed % 0x10000:04x}")
+
+
+def valid(call: Call) -> Reply | None:
+    """A reply for constrained calls only."""
+    return echo(call) if call.constraint is not None else None
+
+
+def token_logprob(before: str, token: str) -> float:
+    """Between -8 and 0, from a hash: a model without sense, but a function of the text it is given."""
+    return -(_digest(before[-SCORED_CONTEXT:], token) % 8000) / 1000
+
+
+def _digest(*texts: str) -> int:
+    parts = b"".join(f"{len(text)}:{text}".encode() for text in texts)
+    return int.from_bytes(hashlib.blake2b(parts, digest_size=8).digest())
