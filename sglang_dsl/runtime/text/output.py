@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from ...errors import SpecError
@@ -33,9 +32,13 @@ class OutputText:
         delta = output.feed(token_id)       # may be ""; output.ending is set once the sequence has stopped
         rest = output.finish()              # at any other end (length, constraint, cancelled): what was held back
 
-    kept_tokens: after the end, how many of the first tokens lie wholly in `text`, up to a border between characters
-    (a hidden or dropped stop token is not among them).
-    covered_tokens: and how many `text` comes from: those, and the one that a stop cut.
+    What follows is set at the end:
+
+    token_ids: of the first `kept_tokens` tokens: those that lie wholly in `text`, up to a border between characters (a hidden or
+        dropped stop token is not among them). A continuation continues from these.
+    covered_ids: of the first `covered_tokens` tokens, those that `text` comes from: the kept ones, and the one that a stop cut.
+    tail_text: text after the kept tokens, where a stop cut inside one.
+    torn: where the kept tokens begin or end inside a character that their neighbours may make whole.
 
     Owner: the engine's thread.
 
@@ -44,7 +47,11 @@ class OutputText:
     """
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingSpec) -> None:
-        _check_ids(sampling.stop_token_ids, tokenizer.vocab_size)
+        if outside := [i for i in sampling.stop_token_ids if not 0 <= i < tokenizer.vocab_size]:
+            raise SpecError(
+                f"stop_token_ids {outside} are outside the vocabulary of {tokenizer.vocab_size} tokens",
+                hint=f"give ids from 0 to {tokenizer.vocab_size - 1}",
+            )
         self._tokenizer = tokenizer
         self._finders = finders(sampling.stop, sampling.stop_regex)
         self._asked_ids = frozenset(sampling.stop_token_ids)
@@ -61,6 +68,10 @@ class OutputText:
         self.ending: Ending | None = None
         self.kept_tokens = 0
         self.covered_tokens = 0
+        self.token_ids: tuple[int, ...] = ()
+        self.covered_ids: tuple[int, ...] = ()
+        self.tail_text = ""
+        self.torn: Torn | None = None
 
     def feed(self, token_id: int) -> str:
         """Add a sampled token; returns the text that may be shown now.
@@ -70,13 +81,23 @@ class OutputText:
         """
         if self._finished:
             raise ValueError("this output has ended; it takes no more tokens")
-        ending = self._stop_id(token_id)
+        ending: Ending | None = None
+        if token_id in self._asked_ids:
+            ending = Ending("stop", token_id)
+        elif token_id in self._model_ids:
+            ending = Ending("eos", token_id)
         if ending is None or (self._include_stop and ending.reason == "stop"):
-            self._append(token_id)
+            self._data += self._tokenizer.token_bytes(token_id)
+            self._ends.append(len(self._data))
+            self._ids.append(token_id)
         if ending is not None:
             return self._end(len(self._data), ending)
+        if not self._finders:
+            return self._release(len(self._data))
         if len(self._ids) <= self._min_tokens:
-            return self._pass()
+            for finder in self._finders:
+                finder.skip(self._data)
+            return self._release(len(self._data))
         return self._scan()
 
     def finish(self) -> str:
@@ -88,59 +109,28 @@ class OutputText:
         """What was released so far; after the end, the whole text."""
         return "".join(self._chunks)
 
-    @property
-    def token_ids(self) -> Sequence[int]:
-        """After the end: the first `kept_tokens` ids, those a continuation continues from."""
-        return self._ids[: self.kept_tokens]
-
-    @property
-    def covered_ids(self) -> Sequence[int]:
-        """After the end: the first `covered_tokens` ids, those that the text comes from."""
-        return self._ids[: self.covered_tokens]
-
-    @property
-    def tail_text(self) -> str:
-        """After the end: text after the kept tokens, where a stop cut inside one."""
-        return _decode(self._data[self._ends[self.kept_tokens - 1] if self.kept_tokens else 0 :])
-
-    @property
-    def torn(self) -> Torn | None:
-        """After the end: where the kept tokens begin or end inside a character that their neighbours may make whole."""
-        torn = torn_of(self._data)
-        if torn is None or not self.kept_tokens:
-            return None
-        whole = self._ends[self.kept_tokens - 1] == len(self._data)
-        return torn if whole else Torn(torn.head) if torn.head else None
-
-    def _stop_id(self, token_id: int) -> Ending | None:
-        if token_id in self._asked_ids:
-            return Ending("stop", token_id)
-        return Ending("eos", token_id) if token_id in self._model_ids else None
-
-    def _append(self, token_id: int) -> None:
-        self._data += self._tokenizer.token_bytes(token_id)
-        self._ends.append(len(self._data))
-        self._ids.append(token_id)
-
-    def _pass(self) -> str:
-        for finder in self._finders:
-            finder.skip(self._data)
-        return self._release(len(self._data))
-
     def _scan(self) -> str:
+        """Release what can be no part of a stop, or end at the first stop there is."""
         matches = [m for f in self._finders if (m := f.find(self._data)) is not None]
         if matches:
             first = min(matches)
             return self._end(first.end if self._include_stop else first.start, Ending("stop", first.matched))
-        return self._release(min([f.held_from() for f in self._finders], default=len(self._data)))
+        return self._release(min(f.held_from() for f in self._finders))
 
     def _end(self, cut: int, ending: Ending | None) -> str:
         del self._data[cut:]
         self._finished = True
         self.ending = ending
-        self.kept_tokens = self._whole_tokens()
+        self.kept_tokens = kept = self._whole_tokens()
         cut_one = next((i + 1 for i, end in enumerate(self._ends) if end >= cut), 0) if cut else 0
-        self.covered_tokens = max(self.kept_tokens, cut_one)
+        self.covered_tokens = max(kept, cut_one)
+        self.token_ids = tuple(self._ids[:kept])
+        self.covered_ids = tuple(self._ids[: self.covered_tokens])
+        kept_bytes = self._ends[kept - 1] if kept else 0
+        self.tail_text = _decode(self._data[kept_bytes:])
+        if kept and (torn := torn_of(self._data)) is not None:
+            whole = kept_bytes == len(self._data)
+            self.torn = torn if whole else Torn(torn.head) if torn.head else None
         return self._release(cut, final=True)
 
     def _release(self, until: int, *, final: bool = False) -> str:
@@ -151,22 +141,16 @@ class OutputText:
         return delta
 
     def _whole_tokens(self) -> int:
-        borders = enumerate(reversed(self._ends))
-        return next((len(self._ids) - i for i, end in borders if end <= len(self._data) and self._is_border(end)), 0)
-
-    def _is_border(self, at: int) -> bool:
-        """Whether the text is that of the bytes before `at` and of those after it, decoded apart."""
-        return at == len(self._data) or _decode(self._data[:at]) + _decode(self._data[at:]) == _decode(self._data)
+        """How many tokens end where the text can be cut: decoding the bytes before and after apart gives the same text."""
+        data = self._data
+        for tokens in range(len(self._ends), 0, -1):
+            at = self._ends[tokens - 1]
+            if at == len(data):
+                return tokens
+            if at < len(data) and _decode(data[:at]) + _decode(data[at:]) == _decode(data):
+                return tokens
+        return 0
 
 
 def _decode(data: bytearray) -> str:
     return data.decode("utf-8", "replace")
-
-
-def _check_ids(token_ids: Sequence[int], vocab_size: int) -> None:
-    outside = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
-    if outside:
-        raise SpecError(
-            f"stop_token_ids {outside} are outside the vocabulary of {vocab_size} tokens",
-            hint=f"give ids from 0 to {vocab_size - 1}",
-        )

@@ -68,7 +68,9 @@ class PieceTokenizer:
     def encode(self, text: str, *, first: bool = False) -> list[int]:
         """See `Tokenizer`. There is no dummy prefix here: `first` changes nothing."""
         check_text(text)
-        return [self.intern(word) for word in _WORDS.findall(text)]
+        known = self._ids.get
+        words = [word.encode() for word in _WORDS.findall(text)]
+        return [token_id if (token_id := known(word)) is not None else self._add(word) for word in words]
 
     def encode_segment(self, pieces: Sequence[TextPiece], *, first: bool = False) -> list[int]:
         """See `Tokenizer`."""

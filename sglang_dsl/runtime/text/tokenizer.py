@@ -210,43 +210,27 @@ def encode_joined(
         encode: ids of plain text at its place.
         first: whether this segment begins the prompt.
     """
+    parts = [part for piece in pieces for part in (split_control(piece.text) if piece.control else (piece.text,))]
     token_ids: list[int] = []
     place: Place = "first" if first else "middle"
-    for before, text, after in _stretches(pieces, split_control):
-        if before is not None:
-            token_ids.append(before.token_id)
-            place = "behind_marker"
-            text = text.lstrip(_WHITE_SPACE) if before.strips_right else text
-        if after is not None and after.strips_left:
-            text = text.rstrip(_WHITE_SPACE)
-        if text:
-            token_ids += encode(text, place)
-    return token_ids
-
-
-def _stretches(
-    pieces: Iterable[TextPiece], split_control: Callable[[str], Sequence[str | Marker]]
-) -> Iterator[tuple[Marker | None, str, Marker | None]]:
-    """All plain text between one marker and the next, with both; the first stretch and the last lack one."""
-    before: Marker | None = None
-    text = ""
-    for part in _parts(pieces, split_control):
+    text, strips = (
+        "",
+        False,
+    )  # what stands since the last marker, and whether that takes the white space at its beginning
+    for part in (*parts, None):
         if isinstance(part, str):
             text += part
             continue
-        yield before, text, part
-        before, text = part, ""
-    yield before, text, None
-
-
-def _parts(
-    pieces: Iterable[TextPiece], split_control: Callable[[str], Sequence[str | Marker]]
-) -> Iterable[str | Marker]:
-    for piece in pieces:
-        if piece.control:
-            yield from split_control(piece.text)
-        else:
-            yield piece.text
+        if strips:
+            text = text.lstrip(_WHITE_SPACE)
+        if part is not None and part.strips_left:
+            text = text.rstrip(_WHITE_SPACE)
+        if text:
+            token_ids += encode(text, place)
+        if part is not None:
+            token_ids.append(part.token_id)
+            place, text, strips = "behind_marker", "", part.strips_right
+    return token_ids
 
 
 def check_text(text: str) -> None:
