@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from ..errors import GraphError, Origin
-from .expressions import Expression, Piece, references_in
+from .expressions import Constant, Expression, Piece, Plain, Raw, references_in
 from .specs import shown
 
 if TYPE_CHECKING:
@@ -48,9 +48,13 @@ class Node:
         return ()
 
 
+_REFERS_TO_NOTHING = (Plain, Raw, Constant, str, type(None))  # most of what is mentioned
+
+
 def data_of(node: Node) -> tuple[str, ...]:
     """Ids of the nodes whose *values* this node mentions, each once, in reading order."""
-    return tuple(dict.fromkeys(r.node_id for mentioned in node.mentions() for r in references_in(mentioned)))
+    found = [mentioned for mentioned in node.mentions() if not isinstance(mentioned, _REFERS_TO_NOTHING)]
+    return tuple(dict.fromkeys(r.node_id for mentioned in found for r in references_in(mentioned))) if found else ()
 
 
 EdgeKind = Literal["context", "data", "control"]

@@ -128,9 +128,11 @@ class OutputText:
         self.covered_ids = tuple(self._ids[: self.covered_tokens])
         kept_bytes = self._ends[kept - 1] if kept else 0
         self.tail_text = _decode(self._data[kept_bytes:])
-        if kept and (torn := torn_of(self._data)) is not None:
-            whole = kept_bytes == len(self._data)
-            self.torn = torn if whole else Torn(torn.head) if torn.head else None
+        if (
+            kept and self._data and not (self._data[0] < 0x80 and self._data[-1] < 0x80)
+        ):  # ASCII at both ends tears nothing
+            torn, whole = torn_of(self._data), kept_bytes == len(self._data)
+            self.torn = torn if whole or torn is None else Torn(torn.head) if torn.head else None
         return self._release(cut, final=True)
 
     def _release(self, until: int, *, final: bool = False) -> str:
