@@ -6,7 +6,7 @@ import pytest
 
 from sglang_dsl.errors import IntegrityError, SpecError
 from sglang_dsl.runtime.cache.keys import pack
-from sglang_dsl.runtime.cache.pages import PagePool, Place
+from sglang_dsl.runtime.cache.pages import PagePool, PageState
 
 
 def test_allocate_more_than_there_is_returns_none_and_takes_nothing():
@@ -59,7 +59,7 @@ def test_give_of_a_page_the_tree_has_is_refused():
     with pytest.raises(IntegrityError, match="not a request's"):
         pool.give(pages)
     assert pool.tree_pages == 2
-    assert pool.place(pages[0]) is Place.TREE
+    assert pool.place(pages[0]) is PageState.TREE
 
 
 def test_counters_always_add_up_to_the_total():

@@ -14,7 +14,7 @@ import pytest
 from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.runtime.cache.keys import Namespace
 from sglang_dsl.runtime.schedule.config import SchedulerConfig, WorkerFacts
-from sglang_dsl.runtime.schedule.request import GenerateRequest, Progress, ScoreRequest
+from sglang_dsl.runtime.schedule.request import GenerateRequest, RequestUpdate, ScoreRequest
 from sglang_dsl.runtime.schedule.scheduler import Scheduler
 from sglang_dsl.runtime.schedule.step import Sampled, Scored, StepPlan, StepResult
 
@@ -165,7 +165,7 @@ class Lab:
         self.refusals = 0
         self.requests: dict[str, GenerateRequest | ScoreRequest] = {}
         self.tokens: dict[str, list[int]] = {}
-        self.progress: dict[str, list[Progress]] = {}
+        self.progress: dict[str, list[RequestUpdate]] = {}
         self.ended: dict[str, str] = {}
         self.errors: dict[str, Exception] = {}
 
@@ -239,7 +239,7 @@ class Lab:
         self.now += result.elapsed_s
         self.take(self.scheduler.commit(plan, result, self.now))
 
-    def take(self, progress: list[Progress]) -> None:
+    def take(self, progress: list[RequestUpdate]) -> None:
         for event in progress:
             assert event.request_id not in self.ended, f"{event} after the end"
             self.progress.setdefault(event.request_id, []).append(event)
@@ -261,7 +261,7 @@ class Lab:
             self.turn()
         raise AssertionError(f"not done after {steps} steps: {self.scheduler.snapshot()}")
 
-    def admitted(self, request_id: str) -> Progress:
+    def admitted(self, request_id: str) -> RequestUpdate:
         return next(p for p in self.progress[request_id] if p.kind in ("admitted", "scored"))
 
     def expect_cold_outputs(self) -> None:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from sglang_dsl.runtime.schedule.step import Group
+from sglang_dsl.runtime.schedule.step import RowGroup
 from sglang_dsl.runtime.schedule.step_builder import depth_first, shared_levels
 
 
@@ -19,14 +19,14 @@ A, B, C, D = (1, 300), (2, 700), (3, 650), (4, 320)
 
 def test_levels_of_siblings_share_their_parent_once():
     levels = shared_levels([path(A)] * 3, [300, 310, 320], 256)
-    assert levels.groups == ((Group(0, 3, 0, 300),),)
+    assert levels.groups == ((RowGroup(0, 3, 0, 300),),)
     assert levels.own_starts == [300, 300, 300]
 
 
 def test_levels_nest_where_each_adds_enough():
     paths = [path(A), path(A, B), path(A, B), path(A, C), path(A, C)]
     levels = shared_levels(paths, [300, 700, 700, 650, 650], 256)
-    assert levels.groups == ((Group(0, 5, 0, 300),), (Group(1, 3, 300, 700), Group(3, 5, 300, 650)))
+    assert levels.groups == ((RowGroup(0, 5, 0, 300),), (RowGroup(1, 3, 300, 700), RowGroup(3, 5, 300, 650)))
     assert levels.own_starts == [300, 700, 700, 650, 650]
 
 
@@ -38,12 +38,12 @@ def test_levels_too_short_to_pay_are_left_out():
 
 def test_levels_too_short_alone_pay_together_with_what_follows():
     levels = shared_levels([path((1, 100), (2, 300)), path((1, 100), (2, 300))], [300, 300], 256)
-    assert levels.groups == ((Group(0, 2, 0, 300),),)
+    assert levels.groups == ((RowGroup(0, 2, 0, 300),),)
 
 
 def test_levels_leave_out_the_row_that_computes_the_prefix():
     levels = shared_levels([path(A), path(A), path(A)], [0, 300, 300], 256)
-    assert levels.groups == ((Group(1, 3, 0, 300),),)
+    assert levels.groups == ((RowGroup(1, 3, 0, 300),),)
     assert levels.own_starts == [0, 300, 300]
 
 

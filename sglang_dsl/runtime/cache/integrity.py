@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ...errors import IntegrityError
 from .keys import TOKEN_BYTES
-from .node import Node, Receipt
-from .pages import PagePool, Place
+from .node import Receipt, TreeNode
+from .pages import PagePool, PageState
 from .prefix_cache import PrefixCache
 from .tree import RadixTree
 
@@ -43,7 +43,7 @@ class _Places:
         self.pool = pool
         self.found: dict[int, str] = {}
 
-    def put(self, pages: Iterable[int], where: str, place: Place) -> None:
+    def put(self, pages: Iterable[int], where: str, place: PageState) -> None:
         for page in pages:
             if page in self.found:
                 raise IntegrityError(f"page {page} is in two places: {self.found[page]} and {where}")
@@ -59,7 +59,7 @@ class _Places:
 
 
 def _check_free(pool: PagePool, place: _Places) -> None:
-    place.put(pool.free_list(), "the free list", Place.FREE)
+    place.put(pool.free_list(), "the free list", PageState.FREE)
 
 
 def _check_tree(cache: PrefixCache, place: _Places) -> None:
@@ -67,7 +67,7 @@ def _check_tree(cache: PrefixCache, place: _Places) -> None:
     for node in tree.walk():
         _check_node(node, tree)
         if not node.pending:
-            place.put(node.pages, f"tree node {node.serial}", Place.TREE)
+            place.put(node.pages, f"tree node {node.serial}", PageState.TREE)
             owned += len(node.pages)
             evictable += len(node.pages) if node.lock == 0 else 0
     if evictable != tree.evictable_pages:
@@ -76,7 +76,7 @@ def _check_tree(cache: PrefixCache, place: _Places) -> None:
         raise IntegrityError(f"the pool counts {cache.pool.tree_pages} pages of the tree, the walk finds {owned}")
 
 
-def _check_node(node: Node, tree: RadixTree) -> None:
+def _check_node(node: TreeNode, tree: RadixTree) -> None:
     page_bytes = tree.page_size * TOKEN_BYTES
     if len(node.key) != len(node.pages) * page_bytes:
         raise IntegrityError(f"node {node.serial} has {len(node.key)} key bytes for {len(node.pages)} pages")
@@ -90,7 +90,7 @@ def _check_node(node: Node, tree: RadixTree) -> None:
 
 
 def _check_holding(holding: Holding, cache: PrefixCache, place: _Places) -> None:
-    place.put(holding.pages[holding.tree_pages :], holding.owner, Place.REQUEST)
+    place.put(holding.pages[holding.tree_pages :], holding.owner, PageState.REQUEST)
     if holding.receipt is None:
         if holding.tree_pages:
             raise IntegrityError(f"{holding.owner} uses pages of the tree without a lock")

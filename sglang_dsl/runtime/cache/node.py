@@ -7,7 +7,7 @@ from typing import NamedTuple
 from .keys import TOKEN_BYTES, Namespace
 
 
-class Node:
+class TreeNode:
     """A span of tokens below its parent. Only the tree changes it.
 
     lock: receipts that end here, and children that are locked. leased: likewise of leases.
@@ -34,7 +34,7 @@ class Node:
     )
 
     def __init__(
-        self, namespace: Namespace, parent: Node | None, key: bytes | bytearray, pages: list[int], serial: int
+        self, namespace: Namespace, parent: TreeNode | None, key: bytes | bytearray, pages: list[int], serial: int
     ) -> None:
         self.namespace = namespace
         self.parent = parent
@@ -43,7 +43,7 @@ class Node:
         self.parts: list[int] = []  # where, in pages, it was merged: its last part is evicted first
         self.serial = serial
         self.end: int = (parent.end if parent else 0) + len(key) // TOKEN_BYTES  # tokens from the root to here
-        self.children: dict[bytes, Node] = {}
+        self.children: dict[bytes, TreeNode] = {}
         self.lock = 0
         self.leased = 0  # kept by the LeaseTable
         self.created = 0
@@ -54,10 +54,10 @@ class Node:
         self.pending = False
         self.writer = -1  # sequence whose step in flight fills a pending node
 
-    def __lt__(self, other: Node) -> bool:
+    def __lt__(self, other: TreeNode) -> bool:
         return self.serial < other.serial
 
-    def path(self) -> list[Node]:
+    def path(self) -> list[TreeNode]:
         """From the root to this node."""
         found = [self]
         while (node := found[-1].parent) is not None:
@@ -73,7 +73,7 @@ class Receipt:
 
     __slots__ = ("alive", "node", "owner")
 
-    def __init__(self, node: Node, owner: str) -> None:
+    def __init__(self, node: TreeNode, owner: str) -> None:
         self.node = node
         self.owner = owner
         self.alive = True
@@ -82,7 +82,7 @@ class Receipt:
 class Match(NamedTuple):
     """The longest usable prefix: `tokens` of it, on `pages`, ending exactly at `node`."""
 
-    node: Node
+    node: TreeNode
     tokens: int
     pages: list[int]
 
@@ -90,7 +90,7 @@ class Match(NamedTuple):
 class Overlap(NamedTuple):
     """The best match inside the page after a node: the first `tokens` slots of `child`'s first page hold the same tokens."""
 
-    child: Node
+    child: TreeNode
     tokens: int
 
 
@@ -100,6 +100,6 @@ class Inserted(NamedTuple):
     `taken`: how many of the offered pages (after those the tree had) the tree has now taken.
     """
 
-    node: Node
+    node: TreeNode
     existing: list[int]
     taken: int

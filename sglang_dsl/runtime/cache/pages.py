@@ -16,7 +16,7 @@ from threading import get_ident
 from ...errors import IntegrityError
 
 
-class Place(IntEnum):
+class PageState(IntEnum):
     """Who holds a page."""
 
     FREE = 0
@@ -25,7 +25,7 @@ class Place(IntEnum):
 
 
 class PagePool:
-    """A fixed number of pages of `page_size` tokens each. Every page is in exactly one Place.
+    """A fixed number of pages of `page_size` tokens each. Every page is in exactly one PageState.
 
     Owned by one thread. Shortage is a return value (None); misuse raises IntegrityError and changes nothing.
     """
@@ -63,7 +63,7 @@ class PagePool:
         taken = self._free[keep:]
         del self._free[keep:]
         for page, owner in zip(taken, owners, strict=True):
-            self._place[page] = Place.REQUEST
+            self._place[page] = PageState.REQUEST
             self._owner[page] = owner
         return taken
 
@@ -76,11 +76,11 @@ class PagePool:
         self._check_thread()
         self._refuse_duplicates(pages)
         for page in pages:
-            if not 0 <= page < self.num_pages or self._place[page] == Place.FREE:
+            if not 0 <= page < self.num_pages or self._place[page] == PageState.FREE:
                 raise IntegrityError(f"page {page} is freed, but nobody holds it; last owner: {self.last_owner(page)}")
         for page in pages:
-            self.tree_pages -= self._place[page] == Place.TREE
-            self._place[page] = Place.FREE
+            self.tree_pages -= self._place[page] == PageState.TREE
+            self._place[page] = PageState.FREE
         self._free.extend(pages)
 
     def give(self, pages: Sequence[int]) -> None:
@@ -92,19 +92,19 @@ class PagePool:
         self._check_thread()
         self._refuse_duplicates(pages)
         for page in pages:
-            if self._place[page] != Place.REQUEST:
+            if self._place[page] != PageState.REQUEST:
                 raise IntegrityError(
                     f"page {page} is given to the tree, but is {self.place(page).name}, not a request's"
                 )
         for page in pages:
-            self._place[page] = Place.TREE
+            self._place[page] = PageState.TREE
         self.tree_pages += len(pages)
 
-    def place(self, page: int) -> Place:
+    def place(self, page: int) -> PageState:
         """Who holds the page."""
-        return Place(self._place[page])
+        return PageState(self._place[page])
 
-    def is_at(self, page: int, place: Place) -> bool:
+    def is_at(self, page: int, place: PageState) -> bool:
         """Whether the page is there."""
         return self._place[page] == place
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from .eviction import POLICIES, EvictionName
 from .keys import TOKEN_BYTES, Namespace
-from .node import Match, Node, Receipt
+from .node import Match, Receipt, TreeNode
 from .pages import PagePool
 from .tree import RadixTree
 
@@ -28,7 +28,7 @@ class Lease:
     children: int
     ids: Sequence[int] = ()  # the prompt that `key` begins with
     receipt: Receipt | None = None
-    hinted: Node | None = None
+    hinted: TreeNode | None = None
     covered: int = 0
 
     @property
@@ -118,7 +118,7 @@ class LeaseTable:
     def _match(self, lease: Lease) -> Match:
         return self._tree.match(lease.namespace, lease.key, len(lease.key) // TOKEN_BYTES, pending=False, ids=lease.ids)
 
-    def _covered(self, lease: Lease, node: Node) -> None:
+    def _covered(self, lease: Lease, node: TreeNode) -> None:
         """The lease's lock now ends at `node`."""
         lease.covered = node.end
         if self.leased_pages > self.max_pages:
@@ -128,9 +128,9 @@ class LeaseTable:
         else:
             self._open[lease.lease_id] = lease
 
-    def _count(self, node: Node, change: int) -> None:
+    def _count(self, node: TreeNode, change: int) -> None:
         """One lease more or less that ends at `node`; a page counts once, however many leases cover it."""
-        walk: Node | None = node
+        walk: TreeNode | None = node
         while walk is not None:
             before, walk.leased = walk.leased, walk.leased + change
             if before and walk.leased:

@@ -12,7 +12,7 @@ children; so an unlocked node has only unlocked descendants and every unlocked p
 
 Time per request must not grow with what came before it. A path without branches is one node: where a request has continued one,
 the two are merged (the deeper one stays, receipts and all). Locking a path whose upper part is locked ends there. And a prompt that
-continues another is matched from where that one ended (`Trail`), however many branches hang on the way.
+continues another is matched from where that one ended (`PromptPath`), however many branches hang on the way.
 
 Source: the idea is RadixAttention's (Zheng et al., arXiv 2312.07104, section 3); locks as receipts, pending nodes and leases are ours.
 """
@@ -26,13 +26,13 @@ from weakref import WeakKeyDictionary
 from ...errors import IntegrityError
 from .eviction import EvictionPolicy, EvictionQueue, lru
 from .keys import TOKEN_BYTES, Namespace, TokenIds, TokenStore, common_bytes
-from .node import Inserted, Match, Node, Overlap, Receipt
+from .node import Inserted, Match, Overlap, Receipt, TreeNode
 
 REMEMBERED_BRANCHINGS = 32  # how far up a prompt's branchings it is looked for a trail
 TRAILED_NODES = 8  # a prompt whose match passed so many nodes leaves a trail for what continues it
 
 
-_NO_TRAILS: dict[Namespace, Trail] = {}
+_NO_TRAILS: dict[Namespace, PromptPath] = {}
 
 
 class RadixTree:
@@ -41,12 +41,12 @@ class RadixTree:
     def __init__(self, page_size: int, policy: EvictionPolicy = lru) -> None:
         self.page_size = page_size
         self.evictable_pages = 0
-        self.roots: dict[Namespace, Node] = {}
+        self.roots: dict[Namespace, TreeNode] = {}
         self.receipts: set[Receipt] = set()
-        self.pending: list[Node] = []
+        self.pending: list[TreeNode] = []
         self._page_bytes = page_size * TOKEN_BYTES
-        self._queue: EvictionQueue[Node] = EvictionQueue(policy)
-        self._trails: WeakKeyDictionary[TokenStore, dict[Namespace, Trail]] = WeakKeyDictionary()
+        self._queue: EvictionQueue[TreeNode] = EvictionQueue(policy)
+        self._trails: WeakKeyDictionary[TokenStore, dict[Namespace, PromptPath]] = WeakKeyDictionary()
         self._ticks = 0
         self._serials = 0
         self._nodes = 0
@@ -85,16 +85,16 @@ class RadixTree:
             if same < span:
                 break
         if passed >= TRAILED_NODES and isinstance(ids, TokenIds):
-            self._trails.setdefault(ids.store, {}).setdefault(namespace, Trail()).note(node, pages, self.page_size)
+            self._trails.setdefault(ids.store, {}).setdefault(namespace, PromptPath()).note(node, pages, self.page_size)
         return Match(node, at // TOKEN_BYTES, pages)
 
     def peek(
         self, namespace: Namespace, key: bytes, limit_tokens: int, *, ids: Sequence[int] = ()
-    ) -> tuple[Node | None, int]:
+    ) -> tuple[TreeNode | None, int]:
         """The deepest node a match would touch and the tokens it would find; changes nothing."""
         if namespace not in self.roots:
             return None, 0
-        node: Node = self._start(namespace, ids, limit_tokens, pending=True, peek=True)[0]
+        node: TreeNode = self._start(namespace, ids, limit_tokens, pending=True, peek=True)[0]
         end = self._whole_pages(min(len(key), limit_tokens * TOKEN_BYTES))
         at = node.end * TOKEN_BYTES
         while at < end:
@@ -109,7 +109,7 @@ class RadixTree:
 
     def _start(
         self, namespace: Namespace, ids: Sequence[int], limit_tokens: int, *, pending: bool, peek: bool = False
-    ) -> tuple[Node, list[int]]:
+    ) -> tuple[TreeNode, list[int]]:
         """Where a match may begin, and the pages up to there: the end of a prompt that this one continues, or the root."""
         for _ in range(REMEMBERED_BRANCHINGS):
             if not isinstance(ids, TokenIds):
@@ -122,7 +122,7 @@ class RadixTree:
             ids = ids.store.above or ()
         return self._root(namespace), []
 
-    def overlap(self, node: Node, key: bytes, limit_tokens: int) -> Overlap | None:
+    def overlap(self, node: TreeNode, key: bytes, limit_tokens: int) -> Overlap | None:
         """Below `node`, the child whose first page begins with most of `key[node.end : limit_tokens]`."""
         start, end = node.end * TOKEN_BYTES, min(len(key), limit_tokens * TOKEN_BYTES)
         best: Overlap | None = None
@@ -134,7 +134,7 @@ class RadixTree:
 
     # Growing
 
-    def insert(self, node: Node, key: bytes, pages: Sequence[int], *, priority: int = 0) -> Inserted:
+    def insert(self, node: TreeNode, key: bytes, pages: Sequence[int], *, priority: int = 0) -> Inserted:
         """Put `key` (whole pages) below `node`, on `pages`. Where the tree has a part already, its own pages stay.
 
         Stops at a pending node: what a step in flight fills cannot be built upon.
@@ -201,7 +201,7 @@ class RadixTree:
 
     # Locking
 
-    def acquire(self, node: Node, owner: str) -> Receipt:
+    def acquire(self, node: TreeNode, owner: str) -> Receipt:
         """Keep the path from `node` to its root from eviction."""
         self._lock(node)
         receipt = Receipt(node, owner)
@@ -221,7 +221,7 @@ class RadixTree:
         self._unlock(receipt.node)
         self._merge(receipt.node)
 
-    def move(self, receipt: Receipt, node: Node) -> None:
+    def move(self, receipt: Receipt, node: TreeNode) -> None:
         """Let the receipt hold `node`, which lies at or below its present node, instead."""
         above = receipt.node
         if node is not above:
@@ -246,7 +246,7 @@ class RadixTree:
             self._consider(self._unlink(node))
         return gone
 
-    def hint(self, node: Node, change: int) -> None:
+    def hint(self, node: TreeNode, change: int) -> None:
         """A use of `node` is coming (+1) or no longer coming (-1)."""
         node.hints = max(0, node.hints + change)
         self._consider(node)
@@ -263,7 +263,7 @@ class RadixTree:
 
     # Looking
 
-    def walk(self, namespace: Namespace | None = None) -> Iterator[Node]:
+    def walk(self, namespace: Namespace | None = None) -> Iterator[TreeNode]:
         """All nodes, parents first; roots included."""
         roots = list(self.roots.values())
         if namespace is not None:
@@ -276,30 +276,30 @@ class RadixTree:
 
     # Parts
 
-    def _root(self, namespace: Namespace) -> Node:
+    def _root(self, namespace: Namespace) -> TreeNode:
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = Node(namespace, None, b"", [], self._next_serial())
+            root = self.roots[namespace] = TreeNode(namespace, None, b"", [], self._next_serial())
         return root
 
-    def _child(self, node: Node, key: bytes, at: int, *, pending: bool) -> Node | None:
+    def _child(self, node: TreeNode, key: bytes, at: int, *, pending: bool) -> TreeNode | None:
         child = node.children.get(key[at : at + self._page_bytes])
         return None if child is None or (child.pending and not pending) else child
 
-    def _attach(self, parent: Node, key: bytes, pages: list[int]) -> Node:
-        node = Node(parent.namespace, parent, key, pages, self._next_serial())
+    def _attach(self, parent: TreeNode, key: bytes, pages: list[int]) -> TreeNode:
+        node = TreeNode(parent.namespace, parent, key, pages, self._next_serial())
         node.created = node.last_access = self._tick()
         parent.children[key[: self._page_bytes]] = node
         self._nodes += 1
         return node
 
-    def _split(self, node: Node, at: int) -> Node:
+    def _split(self, node: TreeNode, at: int) -> TreeNode:
         """Cut `node` after `at` bytes. Returns the new upper part; `node` stays the deeper one, receipts and all."""
         above = node.parent
         if above is None:
             raise IntegrityError("a root cannot be split")
         cut = at // self._page_bytes
-        upper = Node(node.namespace, above, node.key[:at], node.pages[:cut], self._next_serial())
+        upper = TreeNode(node.namespace, above, node.key[:at], node.pages[:cut], self._next_serial())
         upper.lock, upper.leased = int(node.lock > 0), int(node.leased > 0)
         upper.created, upper.last_access, upper.priority = node.created, node.last_access, node.priority
         upper.pending, upper.writer = node.pending, node.writer
@@ -313,7 +313,7 @@ class RadixTree:
             self.pending.append(upper)
         return upper
 
-    def _unlink(self, node: Node) -> Node:
+    def _unlink(self, node: TreeNode) -> TreeNode:
         """Take a childless node out. Returns its parent."""
         above = node.parent
         if above is None:
@@ -325,7 +325,7 @@ class RadixTree:
         self._nodes -= 1
         return above
 
-    def _cut(self, node: Node, keep: int) -> list[int]:
+    def _cut(self, node: TreeNode, keep: int) -> list[int]:
         """Take the end of a leaf away: it keeps so many pages. Returns the others."""
         gone = node.pages[keep:]
         del node.pages[keep:]
@@ -335,7 +335,7 @@ class RadixTree:
         self._consider(node)
         return gone
 
-    def _merge(self, node: Node) -> None:
+    def _merge(self, node: TreeNode) -> None:
         """Make a node one with its parent where nothing branches off or ends between them, and it is the more recent one."""
         above = node.parent
         while above is not None and above.parent is not None and len(above.children) == 1:
@@ -357,9 +357,9 @@ class RadixTree:
             above = node.parent
             self._consider(node)
 
-    def _lock(self, node: Node) -> None:
+    def _lock(self, node: TreeNode) -> None:
         """One lock more; a node that had none locks its parent, too."""
-        walk: Node | None = node
+        walk: TreeNode | None = node
         pending = 0
         while walk is not None:
             walk.lock += 1
@@ -370,9 +370,9 @@ class RadixTree:
             walk = walk.parent
         self.evictable_pages -= (node.end - (walk.end if walk is not None else 0)) // self.page_size - pending
 
-    def _unlock(self, node: Node) -> None:
+    def _unlock(self, node: TreeNode) -> None:
         """One lock less; a node that has none any more unlocks its parent, too."""
-        walk: Node | None = node
+        walk: TreeNode | None = node
         pending = 0
         while walk is not None:
             walk.lock -= 1
@@ -385,7 +385,7 @@ class RadixTree:
         if not node.lock:
             self._consider(node)
 
-    def _consider(self, node: Node) -> None:
+    def _consider(self, node: TreeNode) -> None:
         """Queue a node that can be evicted; forget a root that holds nothing."""
         if node.lock or node.children:
             return
@@ -407,7 +407,7 @@ class RadixTree:
         return self._serials
 
 
-class Trail:
+class PromptPath:
     """The nodes along one growing prompt, deeper and deeper, and the pages up to the last. Owner: the tree.
 
     A node that left the tree, or lost its end, is found out when it is looked at: the pages above a living node stay the same.
@@ -416,11 +416,11 @@ class Trail:
     __slots__ = ("_ends", "_nodes", "pages")
 
     def __init__(self) -> None:
-        self._nodes: list[Node] = []
+        self._nodes: list[TreeNode] = []
         self._ends: list[int] = []
         self.pages: list[int] = []
 
-    def before(self, limit_tokens: int, page_size: int, *, pending: bool) -> Node | None:
+    def before(self, limit_tokens: int, page_size: int, *, pending: bool) -> TreeNode | None:
         """The deepest living node that ends at or before `limit_tokens`."""
         self._forget_dead(page_size)
         index = bisect_right(self._ends, limit_tokens) - 1
@@ -431,7 +431,7 @@ class Trail:
             index -= 1
         return None
 
-    def note(self, node: Node, pages: list[int], page_size: int) -> None:
+    def note(self, node: TreeNode, pages: list[int], page_size: int) -> None:
         """A match has come to `node` over these pages."""
         self._forget_dead(page_size)
         if not self._ends or node.end > self._ends[-1]:
@@ -449,13 +449,13 @@ class Trail:
             del self.pages[self._ends[-1] // page_size if self._ends else 0 :]
 
 
-def _raise_priority(node: Node, priority: int) -> None:
+def _raise_priority(node: TreeNode, priority: int) -> None:
     """What is used by a request of this priority is worth it up to the root."""
-    walk: Node | None = node
+    walk: TreeNode | None = node
     while walk is not None and walk.priority < priority:
         walk.priority = priority
         walk = walk.parent
 
 
-def _is_evictable(node: Node) -> bool:
+def _is_evictable(node: TreeNode) -> bool:
     return node.parent is not None and not node.lock and not node.children

@@ -283,7 +283,7 @@ CALL_OPTIONS = frozenset(CallOptions.__annotations__)
 GENERATE_OPTIONS = CALL_OPTIONS | frozenset(GenerateOptions.__annotations__)
 
 
-class Requests:
+class NativeRequests:
     """Makes requests with ids of their own. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, info: TargetInfo, clock: Clock) -> None:

@@ -34,8 +34,8 @@ from .border import (
     CallOptions,
     EngineConfig,
     GenerateOptions,
+    NativeRequests,
     Prompt,
-    Requests,
     checked_cancel,
     checked_item,
     checked_lease,
@@ -47,9 +47,9 @@ from .border import (
 from .border import constraint as check_constraint
 from .border import namespace as check_namespace
 from .clock import Clock, WallClock
-from .loop import Command, Loop, LoopThread
+from .loop import Command, EngineLoop, EngineThread
 from .metrics import EngineSnapshot, Health
-from .streams import Pending, TextStream
+from .streams import PendingResult, TextStream
 from .worker import TargetInfo, Worker, WorkerInfo
 
 Auditor: TypeAlias = Callable[[ConstraintSpec], ConstraintReport]
@@ -96,9 +96,9 @@ class Engine:
         self._audit = audit
         self._background = background
         scheduler = Scheduler(config, _scheduler_facts(facts, text.tokenizer.bos_id))
-        self._loop = Loop(worker, text.tokenizer, scheduler, clock or WallClock(), config)
-        self._thread = LoopThread(self._loop, worker, config.close_timeout_s)
-        self._requests = Requests(text.tokenizer, self.info, self._loop.clock)
+        self._loop = EngineLoop(worker, text.tokenizer, scheduler, clock or WallClock(), config)
+        self._thread = EngineThread(self._loop, worker, config.close_timeout_s)
+        self._requests = NativeRequests(text.tokenizer, self.info, self._loop.clock)
         self._leases = itertools.count(1)
         self.now = self._loop.clock.now  # seconds on the engine's clock
         self._finalizer = weakref.finalize(self, self._thread.close)
@@ -170,23 +170,23 @@ class Engine:
             ContextLengthError, CapacityError, QueueFullError, ConstraintError, SpecError: the request was refused.
             DeadlineError, CancelledError, SamplingError, EngineError: it was taken, and failed.
         """
-        return self._wait(self._requests.generate(prompt, sampling, options), Pending(GenerateResult))
+        return self._wait(self._requests.generate(prompt, sampling, options), PendingResult(GenerateResult))
 
     async def agenerate(
         self, prompt: Prompt, sampling: SamplingSpec = _DEFAULTS, **options: Unpack[GenerateOptions]
     ) -> GenerateResult:
         """`generate` for coroutines: cancelling the task cancels the request."""
-        return await self._await(self._requests.generate(prompt, sampling, options), Pending(GenerateResult))
+        return await self._await(self._requests.generate(prompt, sampling, options), PendingResult(GenerateResult))
 
     def generate_batch(
         self, prompts: Sequence[Prompt], sampling: SamplingSpec = _DEFAULTS, **options: Unpack[GenerateOptions]
     ) -> list[GenerateResult | BaseException]:
         """Generate after each of `prompts`, admitted together; in their order, each one's result or its error."""
         known_options(options, GENERATE_OPTIONS)
-        calls: list[tuple[GenerateRequest, Pending[GenerateResult]]] = []
-        every: list[Pending[GenerateResult]] = []
+        calls: list[tuple[GenerateRequest, PendingResult[GenerateResult]]] = []
+        every: list[PendingResult[GenerateResult]] = []
         for prompt in entries("prompts", prompts, 'generate_batch(["first prompt", "second prompt"])'):
-            every.append(Pending(GenerateResult))
+            every.append(PendingResult(GenerateResult))
             try:
                 calls.append((self._requests.generate(prompt, sampling, options), every[-1]))
             except DslError as error:  # of this prompt: the others get their answers
@@ -231,7 +231,7 @@ class Engine:
             see `generate`.
         """
         request = self._requests.score(prompt, continuations, options, unconditional=unconditional)
-        return self._wait(request, Pending(ScoreResult))
+        return self._wait(request, PendingResult(ScoreResult))
 
     async def ascore(
         self,
@@ -243,7 +243,7 @@ class Engine:
     ) -> ScoreResult:
         """`score` for coroutines: cancelling the task cancels the request."""
         request = self._requests.score(prompt, continuations, options, unconditional=unconditional)
-        return await self._await(request, Pending(ScoreResult))
+        return await self._await(request, PendingResult(ScoreResult))
 
     # the engine itself
 
@@ -309,13 +309,13 @@ class Engine:
         self._post(partial(_answer, answer, question))
         return answer.result()
 
-    def _wait(self, request: Request, pending: Pending[R]) -> R:
+    def _wait(self, request: Request, pending: PendingResult[R]) -> R:
         with self._cancelling([request.request_id]):
             self.submit([(request, pending)])
             self._drive([pending.future])
             return pending.future.result()
 
-    async def _await(self, request: Request, pending: Pending[R]) -> R:
+    async def _await(self, request: Request, pending: PendingResult[R]) -> R:
         with self._cancelling([request.request_id]):
             self.submit([(request, pending)])
             if not self._background:

@@ -17,7 +17,7 @@ from functools import partial
 from ...errors import CancelledError, DslError, EngineError
 from ...ir.execution import FinishReason, TokenScore
 from ...ir.outcome import Torn
-from ..schedule.request import GenerateRequest, GenerateResult, Progress, Request, Result, ScoreResult, Sink
+from ..schedule.request import GenerateRequest, GenerateResult, Request, RequestUpdate, Result, ScoreResult, Sink
 from ..schedule.scheduler import Scheduler
 from ..text.output import OutputText
 from ..text.tokenizer import Tokenizer
@@ -90,7 +90,7 @@ class SequenceOutput:
         return self._text.torn
 
 
-class Call:
+class LiveRequest:
     """A request, where its output goes, and its times on the engine's clock. Owner: the loop.
 
     Raises:
@@ -207,7 +207,7 @@ class LiveCalls:
         self._scheduler = scheduler
         self._metrics = metrics
         self._faults = faults
-        self._calls: dict[str, Call] = {}
+        self._calls: dict[str, LiveRequest] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -215,31 +215,31 @@ class LiveCalls:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._calls
 
-    def get(self, request_id: str) -> Call | None:
+    def get(self, request_id: str) -> LiveRequest | None:
         """The call of this id, if it lives."""
         return self._calls.get(request_id)
 
-    def all(self) -> list[Call]:
+    def all(self) -> list[LiveRequest]:
         """Every living call."""
         return list(self._calls.values())
 
-    def enter(self, call: Call, *, compiling: bool) -> None:
+    def enter(self, call: LiveRequest, *, compiling: bool) -> None:
         """The scheduler has taken it."""
         self._calls[call.request_id] = call
         call.compiling = compiling
         self.compiling += compiling
 
-    def compiled(self, call: Call) -> None:
+    def compiled(self, call: LiveRequest) -> None:
         """Its constraint waits for nothing any more."""
         self.compiling -= call.compiling
         call.compiling = False
 
-    def leave(self, call: Call) -> None:
+    def leave(self, call: LiveRequest) -> None:
         """It takes no more tokens. What is left is to tell its receiver."""
         self._calls.pop(call.request_id, None)
         self.compiled(call)
 
-    def finish(self, call: Call, result: Result, reason: str) -> None:
+    def finish(self, call: LiveRequest, result: Result, reason: str) -> None:
         """It ended well; the scheduler has released it."""
         self.leave(call)
         metrics = self._metrics
@@ -251,19 +251,19 @@ class LiveCalls:
         _log("request.finished", call, reason)
         self.tell(call.sink.done, result)
 
-    def fail(self, call: Call, error: DslError) -> None:
+    def fail(self, call: LiveRequest, error: DslError) -> None:
         """End a call that the scheduler still holds."""
         call.spent_tokens = self._scheduler.spent_tokens(call.request_id) or call.spent_tokens
         release = partial(self._scheduler.cancel, call.request_id)
         self._faults.contain(f"request {call.request_id!r} could not be released", release)
         self.failed(call, error)
 
-    def failed(self, call: Call, error: Exception) -> None:
+    def failed(self, call: LiveRequest, error: Exception) -> None:
         """It has failed, and the scheduler has released it."""
         self.leave(call)
         self.refuse(call, error)
 
-    def refuse(self, call: Call, error: Exception) -> None:
+    def refuse(self, call: LiveRequest, error: Exception) -> None:
         """It failed before it entered."""
         if isinstance(error, CancelledError):
             self._metrics.cancelled += 1
@@ -283,7 +283,7 @@ class LiveCalls:
             logger.exception("a receiver of output raised", extra={"event": "sink.fault"})
 
 
-def _log(event: str, call: Call, outcome: str) -> None:
+def _log(event: str, call: LiveRequest, outcome: str) -> None:
     if logger.isEnabledFor(logging.DEBUG):
         label = call.request.label
         fields = {"event": event, "request_id": call.request_id, "run_id": label.run_id, "node_id": label.node_id}
@@ -316,7 +316,7 @@ class Delivery:
         self._token_bytes = token_bytes
         self.held_pages = 0
 
-    def in_order(self, progress: Sequence[Progress]) -> list[Progress]:
+    def in_order(self, progress: Sequence[RequestUpdate]) -> list[RequestUpdate]:
         """By the requests' own order, then by submission (and within a request as it came): races have one outcome."""
         if len(progress) == 1:
             return list(progress) if self._live.get(progress[0].request_id) is not None else []
@@ -327,7 +327,7 @@ class Delivery:
         ]
         return [item for _, item in sorted(known, key=lambda pair: pair[0])]
 
-    def hand_out(self, item: Progress) -> None:
+    def hand_out(self, item: RequestUpdate) -> None:
         """Tell a request's receiver. A fault here ends that request alone."""
         call = self._live.get(item.request_id)
         if call is None:  # cancelled since
@@ -338,7 +338,7 @@ class Delivery:
         except BaseException as error:  # noqa: BLE001 - whatever a request provokes is its own failure
             self._live.fail(call, self._faults.blame(error, f"the output of request {call.request_id!r} failed"))
 
-    def _handle(self, call: Call, item: Progress) -> None:
+    def _handle(self, call: LiveRequest, item: RequestUpdate) -> None:
         now = self._clock.now()
         if item.kind == "failed":
             call.spent_tokens = item.spent_tokens
@@ -350,13 +350,13 @@ class Delivery:
         else:
             self._scored(call, item, now)
 
-    def _admitted(self, call: Call, item: Progress, now: float) -> None:
+    def _admitted(self, call: LiveRequest, item: RequestUpdate, now: float) -> None:
         call.admitted_s = now if item.admitted_s is None else item.admitted_s
         call.cached_tokens, call.computed_tokens = item.cached_tokens, item.computed_tokens
         self._metrics.observe("queue_s", call.admitted_s - call.submitted_s)
         self._live.tell(call.sink.started)
 
-    def _token(self, call: Call, item: Progress, now: float) -> None:
+    def _token(self, call: LiveRequest, item: RequestUpdate, now: float) -> None:
         output = call.output
         if output is None:
             raise EngineError("a token arrived for a request that only scores")
@@ -374,7 +374,7 @@ class Delivery:
         if reason is not None:
             self._live.finish(call, call.generated(output, reason, now, self._weights), reason)
 
-    def _observe_token(self, call: Call, item: Progress, now: float) -> None:
+    def _observe_token(self, call: LiveRequest, item: RequestUpdate, now: float) -> None:
         if call.last_token_s is None:
             call.first_token_s = now
             call.prompt_scores = tuple(self._spelled(score) for score in item.prompt_scores)
@@ -390,7 +390,7 @@ class Delivery:
         top = tuple((token_id, logprob, self._token_bytes(token_id)) for token_id, logprob, _ in score.top)
         return replace(score, token_bytes=self._token_bytes(score.token_id), top=top)
 
-    def _scored(self, call: Call, item: Progress, now: float) -> None:
+    def _scored(self, call: LiveRequest, item: RequestUpdate, now: float) -> None:
         if item.scored is None:
             raise EngineError("a scoring ended without scores")
         call.cached_tokens, call.computed_tokens = item.cached_tokens, item.computed_tokens

@@ -27,13 +27,13 @@ from typing import TypeAlias
 
 from ...errors import CancelledError, EngineClosedError, EngineError, IntegrityError, SpecError
 from ..cache.keys import Namespace
-from ..schedule.request import GenerateRequest, LeaseId, Progress, Request, Sink
+from ..schedule.request import GenerateRequest, LeaseId, Request, RequestUpdate, Sink
 from ..schedule.scheduler import Scheduler
 from ..schedule.step import StepPlan, StepResult
 from ..text.tokenizer import Tokenizer
 from .border import EngineConfig
 from .clock import Clock
-from .live_requests import Call, Delivery, LiveCalls
+from .live_requests import Delivery, LiveCalls, LiveRequest
 from .metrics import EngineSnapshot, Faults, Metrics
 from .worker import Worker
 
@@ -100,7 +100,7 @@ RETRY_S = 0.02  # a scheduler that has work but no step (a shortage) is asked ag
 STALL_S = 1.0  # so long without a step, with work that could run, is told in health
 
 
-class Loop:
+class EngineLoop:
     """Owner of the scheduler, the worker and all live requests. `inbox` is the only way in from other threads.
 
     `add`, `cancel`, `lease`, `release`, `flush`, `check` and `snapshot` are commands: post them to the inbox.
@@ -204,7 +204,7 @@ class Loop:
         """Queue requests; one that is refused, here or at the border (with that error), ends at once."""
         now = self.clock.now()
         for request, sink, refusal in requests:
-            call = Call(request, sink, order=self._metrics.submitted, now=now)
+            call = LiveRequest(request, sink, order=self._metrics.submitted, now=now)
             self._metrics.submitted += 1
             try:
                 if refusal is not None:
@@ -255,7 +255,7 @@ class Loop:
             self._faults.contain("a command failed", command)
         return bool(commands)
 
-    def _examine(self, call: Call) -> Future[None] | None:
+    def _examine(self, call: LiveRequest) -> Future[None] | None:
         """What may be wrong with a request before the scheduler sees it. Returns its constraint's compilation, if any."""
         if call.request_id in self._live:
             raise SpecError(f"request id {call.request_id!r} is in use", hint="use each id once")
@@ -272,7 +272,7 @@ class Loop:
         future.result()
         return None
 
-    def _queue(self, call: Call, compiling: Future[None] | None, now: float) -> None:
+    def _queue(self, call: LiveRequest, compiling: Future[None] | None, now: float) -> None:
         try:
             self._scheduler.add(call.request, now, compiling=compiling is not None)
         except BaseException as error:  # noqa: BLE001 - whatever a request provokes is its own failure
@@ -282,7 +282,7 @@ class Loop:
         if compiling is not None:
             compiling.add_done_callback(lambda future: self._post_late(partial(self._compiled, call, future)))
 
-    def _compiled(self, call: Call, future: Future[None]) -> None:
+    def _compiled(self, call: LiveRequest, future: Future[None]) -> None:
         if not call.compiling:  # it has ended
             return
         self._metrics.observe("compile_s", self.clock.now() - call.submitted_s)
@@ -306,7 +306,7 @@ class Loop:
 
     # stepping
 
-    def _run_step(self, plan: StepPlan, planning_s: float) -> Sequence[Progress]:
+    def _run_step(self, plan: StepPlan, planning_s: float) -> Sequence[RequestUpdate]:
         began = perf_counter()
         try:
             result = self._worker.execute(plan)
@@ -337,7 +337,7 @@ class Loop:
         self._deliver(ended)
         return bool(ended)
 
-    def _deliver(self, progress: Sequence[Progress]) -> None:
+    def _deliver(self, progress: Sequence[RequestUpdate]) -> None:
         """Hand out what came; a cancel that arrives meanwhile counts at once."""
         for item in self._delivery.in_order(progress):
             if self.inbox.pending:
@@ -373,10 +373,10 @@ def _check_shape(plan: StepPlan, result: StepResult) -> None:
 logger = logging.getLogger("sglang_dsl.engine")
 
 
-class LoopThread:
+class EngineThread:
     """Owns the thread. Holds the loop but not the engine, so that an engine nobody uses can end."""
 
-    def __init__(self, loop: Loop, worker: Worker, close_timeout_s: float) -> None:
+    def __init__(self, loop: EngineLoop, worker: Worker, close_timeout_s: float) -> None:
         self._loop = loop
         self._worker = worker
         self._close_timeout_s = close_timeout_s

@@ -26,7 +26,7 @@ from ..schedule.request import GenerateResult, Result, ScoreResult
 R = TypeVar("R", GenerateResult, ScoreResult)
 
 
-class Pending(Generic[R]):
+class PendingResult(Generic[R]):
     """A Sink that only waits for the end. `future` resolves to the result or raises why there is none."""
 
     def __init__(self, kind: type[R]) -> None:
@@ -65,7 +65,7 @@ class TextStream:
         self._changed = threading.Condition()
         self._deltas: list[str] = []
         self._wakers: dict[object, Callable[[], object]] = {}
-        self._pending = Pending(GenerateResult)
+        self._pending = PendingResult(GenerateResult)
         self._place = 0
         self._pid = os.getpid()
 

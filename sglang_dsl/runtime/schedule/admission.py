@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Protocol, TypeAlias
 
 from ...errors import CapacityError, ContextLengthError, SpecError
-from ..cache.node import Node
+from ..cache.node import TreeNode
 from ..cache.tree import RadixTree
 from .config import PolicyName, WorkerFacts
 from .request import GenerateRequest, Request, ScoreRequest
@@ -136,7 +136,7 @@ def longest_prefix(window: list[Sequence], tree: RadixTree) -> dict[int, Rank]:
 
 def depth_first(window: list[Sequence], tree: RadixTree) -> dict[int, Rank]:
     """Subtree by subtree, that with most waiting requests first, so that a shared prefix is used up while it is there."""
-    paths: dict[int, list[Node]] = {}
+    paths: dict[int, list[TreeNode]] = {}
     for seq in window:
         node, seq.matched = _found(seq, tree)
         paths[seq.seq_id] = node.path() if node is not None and seq.matched else []
@@ -151,7 +151,7 @@ def depth_first(window: list[Sequence], tree: RadixTree) -> dict[int, Rank]:
     }
 
 
-def _found(seq: Sequence, tree: RadixTree) -> tuple[Node | None, int]:
+def _found(seq: Sequence, tree: RadixTree) -> tuple[TreeNode | None, int]:
     return tree.peek(seq.namespace, seq.key, seq.match_limit, ids=seq.request.prompt_ids)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..cache.integrity import Holding
 from ..cache.keys import TOKEN_BYTES, pack
-from ..cache.node import Node, Receipt
+from ..cache.node import Receipt, TreeNode
 from ..cache.prefix_cache import PrefixCache
 from .request import GenerateRequest
 from .sequence import Edge, Sequence
@@ -44,7 +44,7 @@ class Ownership:
         )
         seq.pages, seq.tree_pages, seq.computed = match.pages, len(match.pages), match.tokens
 
-    def borrow(self, node: Node, seq: Sequence) -> Receipt:
+    def borrow(self, node: TreeNode, seq: Sequence) -> Receipt:
         """Keep a node that `seq` copies from until the step has landed."""
         receipt = self.cache.tree.acquire(node, seq.request_id)
         self._borrowed.append(receipt)

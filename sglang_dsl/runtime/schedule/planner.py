@@ -12,8 +12,8 @@ from ..cache.prefix_cache import PrefixCache
 from .admission import POLICIES, NewTokenRatio, ordered, reserved_pages
 from .config import SchedulerConfig
 from .ownership import Lifecycle, Ownership
-from .sequence import Piece, Sequence
-from .step_builder import Flight, StepBuilder, Tail, arrange, fill_tail, find_tail, steady
+from .sequence import Chunk, Sequence
+from .step_builder import InFlightStep, PartialPage, StepBuilder, arrange, fill_tail, find_tail, steady
 
 WORTH_WAITING_TOKENS = 32  # a sibling's unfinished prefix is waited for if it saves at least so many
 STALLED_STEPS = 8  # after a refusal for memory, admission is tried again so many steps later, or when something changes
@@ -33,7 +33,7 @@ class Planner:
         self._policy = POLICIES[config.policy]
         self._stalled: tuple[int, int] = (-STALLED_STEPS, -1)  # step and changes of the last refusal
 
-    def plan(self, now: float) -> Flight | None:
+    def plan(self, now: float) -> InFlightStep | None:
         """The next step; None if nothing can run now."""
         self.steps += 1
         self._ownership.return_borrowed()
@@ -45,7 +45,7 @@ class Planner:
         for seq in list(self._life.prefilling.values()):
             self._advance(seq, builder)
         self._admit(builder, now)
-        if builder.pieces or self._life.decoding:
+        if builder.chunks or self._life.decoding:
             return self._write(builder)
         return self.plan(now) if self._unwedge() else None
 
@@ -131,16 +131,16 @@ class Planner:
         if seq.task is not None and self._stands_at_end(seq, builder):
             self._add_edges(seq, builder)
 
-    def _add(self, seq: Sequence, end: int, builder: StepBuilder) -> Piece:
-        piece = builder.add(seq, end)
+    def _add(self, seq: Sequence, end: int, builder: StepBuilder) -> Chunk:
+        chunk = builder.add(seq, end)
         self._ownership.publish(seq, end)
-        builder.leave_open(piece)
-        self._spend(seq, end - piece.start)
-        return piece
+        builder.leave_open(chunk)
+        self._spend(seq, end - chunk.start)
+        return chunk
 
     def _stands_at_end(self, seq: Sequence, builder: StepBuilder) -> bool:
-        piece = builder.writer(seq.seq_id)
-        return (piece.end if piece else seq.computed) == len(seq.tokens)
+        chunk = builder.writer(seq.seq_id)
+        return (chunk.end if chunk else seq.computed) == len(seq.tokens)
 
     def _add_edges(self, seq: Sequence, builder: StepBuilder) -> None:
         task = seq.task
@@ -186,8 +186,8 @@ class Planner:
             return False
         worth = max(self._cache.page_size, WORTH_WAITING_TOKENS)
         for other in self._life.prefilling.values():
-            piece = builder.writer(other.seq_id)
-            there = piece.end if piece else other.computed
+            chunk = builder.writer(other.seq_id)
+            there = chunk.end if chunk else other.computed
             if there < len(other.tokens) and self._ownership.shares(other):
                 if other.namespace != seq.namespace:
                     continue
@@ -227,14 +227,14 @@ class Planner:
         end = self._chunk_end(seq, builder)
         self._enter(seq, seq.computed, builder, now)
         if seq.computed < len(seq.tokens):
-            piece = self._add(seq, end, builder)
+            chunk = self._add(seq, end, builder)
             if tail is not None:
-                fill_tail(tail, piece, builder)
+                fill_tail(tail, chunk, builder)
         if seq.task is not None and self._stands_at_end(seq, builder):
             self._add_edges(seq, builder)
         return True
 
-    def _take_chunk(self, seq: Sequence, tail: Tail | None, builder: StepBuilder) -> bool:
+    def _take_chunk(self, seq: Sequence, tail: PartialPage | None, builder: StepBuilder) -> bool:
         """Pages for the first chunk behind the matched prefix and `tail`. False: `seq` stands where it stood."""
         before = seq.computed
         borrowed = self._ownership.borrow(tail.node, seq) if tail is not None and tail.node is not None else None
@@ -248,7 +248,7 @@ class Planner:
             self._ownership.return_one(borrowed)
         return False
 
-    def _join(self, seq: Sequence, above: Piece, builder: StepBuilder, now: float) -> bool:
+    def _join(self, seq: Sequence, above: Chunk, builder: StepBuilder, now: float) -> bool:
         """`seq` ends where `above` does: it samples from that row and computes nothing."""
         size, tokens = self._cache.page_size, len(seq.tokens)
         self._ownership.take_prefix(seq, tokens)
@@ -300,12 +300,12 @@ class Planner:
     def _reserved_by_running(self) -> int:
         return sum(map(self._reserve, (*self._life.prefilling.values(), *self._life.decoding.values())))
 
-    def _write(self, builder: StepBuilder) -> Flight:
+    def _write(self, builder: StepBuilder) -> InFlightStep:
         life, least = self._life, self._config.cascade_min_tokens
         self._cache.note_use()
         if life.decoding:
             self.ratio.decay()
-        if builder.pieces:
+        if builder.chunks:
             return builder.build(self.steps, list(life.decoding.values()), life.take_closes(), least)
         if life.arrangement is None:
             life.arrangement = arrange(list(life.decoding.values()), least)

@@ -216,7 +216,7 @@ ProgressKind: TypeAlias = Literal["admitted", "token", "scored", "failed"]
 Logprobs: TypeAlias = tuple[tuple[float, ...], ...]
 
 
-class Progress(NamedTuple):
+class RequestUpdate(NamedTuple):
     """One event of a request.
 
     admitted: once, when its first tokens were computed. token: `token_id` was sampled; `ended`: its constraint allows

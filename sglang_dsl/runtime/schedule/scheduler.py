@@ -22,10 +22,10 @@ from .admission import refuse_impossible
 from .config import SchedulerConfig, WorkerFacts
 from .ownership import Lifecycle, Ownership
 from .planner import Planner
-from .request import LeaseId, Progress, Request, SchedulerSnapshot, ScoreRequest
-from .sequence import Piece, ScoreTask, Sequence
+from .request import LeaseId, Request, RequestUpdate, SchedulerSnapshot, ScoreRequest
+from .sequence import Chunk, ScoreTask, Sequence
 from .step import Sampled, Scored, StepPlan, StepResult
-from .step_builder import Asked, Flight
+from .step_builder import InFlightStep, ScoreTarget
 
 
 class Landing:
@@ -37,23 +37,23 @@ class Landing:
         self._ownership = ownership
         self._life = lifecycle
 
-    def commit(self, flight: Flight, result: StepResult) -> list[Progress]:
+    def commit(self, flight: InFlightStep, result: StepResult) -> list[RequestUpdate]:
         """The worker has computed `flight`."""
-        out: list[Progress] = []
+        out: list[RequestUpdate] = []
         for seq in flight.decodes:
             seq.computed += 1
-        if flight.pieces:
+        if flight.chunks:
             self._land_pieces(flight, result.scores, out)
         self._samples(result.samples, out)
-        if flight.pieces:
-            self._finish_tasks(flight.pieces, out)
+        if flight.chunks:
+            self._finish_tasks(flight.chunks, out)
         return out
 
-    def abort(self, flight: Flight, error: Exception) -> list[Progress]:
+    def abort(self, flight: InFlightStep, error: Exception) -> list[RequestUpdate]:
         """The worker raised: every sequence of the step fails, nothing it was to compute is kept."""
         members = [self._life.by_id[seq_id] for seq_id in sorted(flight.members())]
         out = [
-            Progress(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens)
+            RequestUpdate(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens)
             for seq in members
             if seq.ending is None
         ]
@@ -67,61 +67,63 @@ class Landing:
 
     # Prompts and edges
 
-    def _land_pieces(self, flight: Flight, scores: Many[Scored], out: list[Progress]) -> None:
+    def _land_pieces(self, flight: InFlightStep, scores: Many[Scored], out: list[RequestUpdate]) -> None:
         self._cache.commit_pending()
-        for piece in flight.pieces:
-            self._land(piece, out)
+        for chunk in flight.chunks:
+            self._land(chunk, out)
         self._ownership.return_borrowed()
         self._cache.leases.follow()
         for scored in scores:
             _note(flight.asked[scored.key], scored)
 
-    def _land(self, piece: Piece, out: list[Progress]) -> None:
-        seq = piece.seq
-        if piece.edge is not None and seq.task is not None:
-            self._cache.pool.free(seq.task.land(piece.edge))
+    def _land(self, chunk: Chunk, out: list[RequestUpdate]) -> None:
+        seq = chunk.seq
+        if chunk.edge is not None and seq.task is not None:
+            self._cache.pool.free(seq.task.land(chunk.edge))
         else:
-            seq.computed = piece.end
+            seq.computed = chunk.end
             self._ownership.settle(seq)
         self._announce(seq, out)
-        for taker in piece.takers:
-            taker.computed = piece.end
+        for taker in chunk.takers:
+            taker.computed = chunk.end
             self._announce(taker, out)
             self._life.decode(taker)
 
-    def _announce(self, seq: Sequence, out: list[Progress]) -> None:
+    def _announce(self, seq: Sequence, out: list[RequestUpdate]) -> None:
         if not seq.announced and seq.ending is None:
             seq.announced = True
-            out.append(_counted(Progress(seq.request_id, "admitted", admitted_s=seq.admitted_s), seq))
+            out.append(_counted(RequestUpdate(seq.request_id, "admitted", admitted_s=seq.admitted_s), seq))
 
-    def _finish_tasks(self, pieces: list[Piece], out: list[Progress]) -> None:
-        for seq in {piece.seq.seq_id: piece.seq for piece in pieces if piece.seq.task}.values():
+    def _finish_tasks(self, chunks: list[Chunk], out: list[RequestUpdate]) -> None:
+        for seq in {chunk.seq.seq_id: chunk.seq for chunk in chunks if chunk.seq.task}.values():
             if seq.task is not None and seq.ending is None and seq.computed == len(seq.tokens) and seq.task.done:
-                progress = Progress(seq.request_id, "scored", scored=seq.task.answer())
+                progress = RequestUpdate(seq.request_id, "scored", scored=seq.task.answer())
                 out.append(_counted(progress, seq))
                 self._life.end(seq, seq.prompt_tokens)
                 self._life.counters.finished += 1
 
     # Tokens
 
-    def _samples(self, samples: Many[Sampled], out: list[Progress]) -> None:
+    def _samples(self, samples: Many[Sampled], out: list[RequestUpdate]) -> None:
         by_id, counters = self._life.by_id, self._life.counters
         for seq_id, token_id, ended, score, error in samples:
             seq = by_id[seq_id]
             if seq.ending is not None:
                 continue
             if error is not None:
-                out.append(Progress(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens))
+                out.append(RequestUpdate(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens))
                 self._life.end(seq, seq.prompt_tokens)
                 counters.failed += 1
                 continue
             seq.tokens.append(token_id)
             counters.generated_tokens += 1
             if seq.prompt_scores is None:
-                out.append(Progress(seq.request_id, "token", token_id, ended, score))
+                out.append(RequestUpdate(seq.request_id, "token", token_id, ended, score))
             else:
                 out.append(
-                    Progress(seq.request_id, "token", token_id, ended, score, prompt_scores=tuple(seq.prompt_scores))
+                    RequestUpdate(
+                        seq.request_id, "token", token_id, ended, score, prompt_scores=tuple(seq.prompt_scores)
+                    )
                 )
                 seq.prompt_scores = None
             band = self._facts.band_of(len(seq.tokens))
@@ -129,7 +131,7 @@ class Landing:
                 self._life.move(seq, band)
 
 
-def _counted(progress: Progress, seq: Sequence) -> Progress:
+def _counted(progress: RequestUpdate, seq: Sequence) -> RequestUpdate:
     """With the counts of the request's prompt: of its first admission, whatever was retracted and computed again."""
     return progress._replace(
         prompt_tokens=seq.prompt_tokens,
@@ -139,7 +141,7 @@ def _counted(progress: Progress, seq: Sequence) -> Progress:
     )
 
 
-def _note(asked: Asked, scored: Scored) -> None:
+def _note(asked: ScoreTarget, scored: Scored) -> None:
     """Keep a score where it belongs: at a trie node's children, or at a position of the prompt."""
     if asked.node is not None:
         for child, logprob in zip(asked.node.children.values(), scored.logprobs, strict=True):
@@ -169,8 +171,8 @@ class Scheduler:
         self._life = Lifecycle(self.cache, self._ownership)
         self._planner = Planner(config, self.cache, self._ownership, self._life)
         self._landing = Landing(self.cache, self._ownership, self._life, facts)
-        self._flight: Flight | None = None
-        self._ready: list[Progress] = []  # ended without a step
+        self._flight: InFlightStep | None = None
+        self._ready: list[RequestUpdate] = []  # ended without a step
         self._limits: list[tuple[float, int, Limit]] = []
         self._next_id = 0
 
@@ -191,7 +193,7 @@ class Scheduler:
                 self.release(request.lease, 1)
             raise
         if isinstance(request, ScoreRequest) and not request.prompt_ids and seq.task and seq.task.done:
-            self._ready.append(Progress(request.request_id, "scored", scored=seq.task.answer()))
+            self._ready.append(RequestUpdate(request.request_id, "scored", scored=seq.task.answer()))
             return
         self._life.enter(seq, compiling=compiling)
         if request.deadline_s is not None:
@@ -255,7 +257,7 @@ class Scheduler:
         running = set(self._life.prefilling) if self.config.running_timeout_s is not None else None
         flight = self._planner.plan(now)
         for seq, error in self._planner.failures:
-            self._ready.append(Progress(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens))
+            self._ready.append(RequestUpdate(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens))
             self._life.counters.failed += 1
         self._planner.failures.clear()
         if running is not None:
@@ -264,7 +266,7 @@ class Scheduler:
         self._verify()
         return flight.plan if flight is not None else None
 
-    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Progress]:
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestUpdate]:
         """The worker's answer to the plan in flight. Returns what it changed, request by request."""
         flight = self._take(plan)
         progress = self._landing.commit(flight, result)
@@ -272,7 +274,7 @@ class Scheduler:
         self._verify()
         return progress
 
-    def abort_step(self, plan: StepPlan, error: Exception) -> list[Progress]:
+    def abort_step(self, plan: StepPlan, error: Exception) -> list[RequestUpdate]:
         """The worker raised: every request with a row in the plan fails with `error`, the others go on."""
         progress = self._landing.abort(self._take(plan), error)
         self._verify()
@@ -280,7 +282,7 @@ class Scheduler:
 
     # Time
 
-    def expired(self, now: float) -> list[Progress]:
+    def expired(self, now: float) -> list[RequestUpdate]:
         """Requests that ended without a step: out of time, or impossible after all. They are released already."""
         found, self._ready = self._ready, []
         while self._limits and self._limits[0][0] <= now:
@@ -289,7 +291,7 @@ class Scheduler:
             if seq is None or seq.ending is not None or (limit == "waiting" and seq.admitted_s is not None):
                 continue
             error = _out_of_time(seq, limit, now)
-            found.append(Progress(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens))
+            found.append(RequestUpdate(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens))
             self._life.counters.failed += 1
             self._end(seq, seq.prompt_tokens)
         return found
@@ -386,7 +388,7 @@ class Scheduler:
             band_of=self.facts.band_of,
         )
 
-    def _take(self, plan: StepPlan) -> Flight:
+    def _take(self, plan: StepPlan) -> InFlightStep:
         flight, self._flight = self._flight, None
         if flight is None or flight.plan is not plan:
             self._flight = flight
@@ -402,7 +404,7 @@ class Scheduler:
             self._life.end(seq, keep_tokens)
         self._verify()
 
-    def _end_deferred(self, flight: Flight) -> None:
+    def _end_deferred(self, flight: InFlightStep) -> None:
         if len(self._life.by_request) == len(self._life.by_id):
             return
         for seq_id in flight.members():

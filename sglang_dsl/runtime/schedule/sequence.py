@@ -325,13 +325,13 @@ class Sequence:
         return 0 if self.prompt_logprobs is not None else len(self.tokens) - 1
 
 
-class Piece:
+class Chunk:
     """Consecutive tokens of one sequence (or of one edge of its trie) computed in a step; it becomes a row.
 
     takers: sequences that sample from its last token. `tail_*`: how the slots before `start` in its first page are filled.
     """
 
-    __slots__ = ("edge", "end", "pages", "seq", "start", "tail_copies", "tail_mirrors", "takers", "token_ids")
+    __slots__ = ("edge", "end", "pages", "partial_copies", "partial_mirrors", "seq", "start", "takers", "token_ids")
 
     def __init__(
         self, seq: Sequence, token_ids: Tokens[int], start: int, pages: list[int], edge: Edge | None = None
@@ -343,5 +343,5 @@ class Piece:
         self.pages = pages
         self.edge = edge
         self.takers: list[Sequence] = []
-        self.tail_copies: list[tuple[int, int]] = []  # (source page, tokens)
-        self.tail_mirrors: list[tuple[Piece, int]] = []  # (computing piece, position)
+        self.partial_copies: list[tuple[int, int]] = []  # (source page, tokens)
+        self.partial_mirrors: list[tuple[Chunk, int]] = []  # (computing chunk, position)

@@ -33,7 +33,7 @@ class Row(NamedTuple):
     band: int = 0  # which of the model's bands of lengths the sequence is in: how its positions are rotated
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """Rows [first_row, end_row) all attend to positions [start, end) through the pages of row `first_row`. Both are page boundaries."""
 
     first_row: int
@@ -104,7 +104,7 @@ class StepPlan(NamedTuple):
 
     step: int
     rows: Sequence[Row]
-    levels: Sequence[Sequence[Group]] = ()
+    levels: Sequence[Sequence[RowGroup]] = ()
     copies: Sequence[PageCopy] = ()
     mirrors: Sequence[MirrorWrite] = ()
     opens: Sequence[OpenSequence] = ()

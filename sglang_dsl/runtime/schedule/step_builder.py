@@ -23,23 +23,23 @@ from collections.abc import Sequence as Tokens
 from typing import NamedTuple, TypeAlias
 
 from ..cache.keys import TOKEN_BYTES, Namespace, common_bytes
-from ..cache.node import Node
+from ..cache.node import TreeNode
 from ..cache.tree import RadixTree
 from .request import GenerateRequest
-from .sequence import Edge, Piece, Sequence, TrieNode
-from .step import Group, MirrorWrite, OpenSequence, PageCopy, Row, SamplePoint, ScorePoint, StepPlan
+from .sequence import Chunk, Edge, Sequence, TrieNode
+from .step import MirrorWrite, OpenSequence, PageCopy, Row, RowGroup, SamplePoint, ScorePoint, StepPlan
 
 Path: TypeAlias = tuple[tuple[int, int], ...]  # (serial, end in tokens) of nodes, shallowest first
 
 
-class Levels(NamedTuple):
+class SharedLevels(NamedTuple):
     """`groups[d]`: level d in row order. `own_starts[i]`: where row i's own level begins."""
 
-    groups: tuple[tuple[Group, ...], ...]
+    groups: tuple[tuple[RowGroup, ...], ...]
     own_starts: list[int]
 
 
-def paths_of(nodes: AbcSequence[Node | None], starts: AbcSequence[int]) -> list[Path]:
+def paths_of(nodes: AbcSequence[TreeNode | None], starts: AbcSequence[int]) -> list[Path]:
     """The paths of rows with these nodes at the end of their shared pages, each from the last node on that all rows of its
     namespace have in common and that ends before any of them begins: nothing above it can make a difference between them.
     """
@@ -47,9 +47,9 @@ def paths_of(nodes: AbcSequence[Node | None], starts: AbcSequence[int]) -> list[
     return [() if node is None else _path_from(tops[id(node.namespace)], node) for node in nodes]
 
 
-def _tops(nodes: AbcSequence[Node | None], starts: AbcSequence[int]) -> dict[int, Node]:
+def _tops(nodes: AbcSequence[TreeNode | None], starts: AbcSequence[int]) -> dict[int, TreeNode]:
     """By namespace: the nodes of one share one object."""
-    rows: dict[int, tuple[dict[int, Node], int]] = {}
+    rows: dict[int, tuple[dict[int, TreeNode], int]] = {}
     for node, start in zip(nodes, starts, strict=True):
         if node is not None:
             found, first = rows.get(id(node.namespace)) or ({}, start)
@@ -58,7 +58,7 @@ def _tops(nodes: AbcSequence[Node | None], starts: AbcSequence[int]) -> dict[int
     return {namespace: _common_top(list(found.values()), first) for namespace, (found, first) in rows.items()}
 
 
-def _common_top(nodes: list[Node], first: int) -> Node:
+def _common_top(nodes: list[TreeNode], first: int) -> TreeNode:
     """The deepest node that is at or above all of these and ends at or before `first`. Looks at what lies below it only."""
     above = nodes[0].parent
     siblings = len(nodes) > 1 and above is not None and all(node.parent is above for node in nodes)
@@ -68,7 +68,7 @@ def _common_top(nodes: list[Node], first: int) -> Node:
     return top
 
 
-def _lowest_above(nodes: list[Node]) -> Node:
+def _lowest_above(nodes: list[TreeNode]) -> TreeNode:
     seen = {node.serial for node in nodes}
     deepest = [(-node.end, node.serial, node) for node in nodes]
     heapq.heapify(deepest)
@@ -80,9 +80,9 @@ def _lowest_above(nodes: list[Node]) -> Node:
     return deepest[0][2]
 
 
-def _path_from(top: Node, node: Node) -> Path:
+def _path_from(top: TreeNode, node: TreeNode) -> Path:
     found: list[tuple[int, int]] = []
-    at: Node | None = node
+    at: TreeNode | None = node
     while at is not None and at.parent is not None:
         found.append((at.serial, at.end))
         if at is top:
@@ -109,14 +109,14 @@ def depth_first(paths: AbcSequence[Path], starts: AbcSequence[int]) -> list[int]
     return sorted(range(len(places)), key=places.__getitem__)
 
 
-def shared_levels(paths: AbcSequence[Path], starts: AbcSequence[int], min_tokens: int) -> Levels:
+def shared_levels(paths: AbcSequence[Path], starts: AbcSequence[int], min_tokens: int) -> SharedLevels:
     """The levels of rows in this order. Only nodes that end before a row's own new tokens can be in its levels.
 
     Each extra level has to add `min_tokens` shared by at least two rows.
     """
     usable = [tuple(step for step in path if step[1] <= start) for path, start in zip(paths, starts, strict=True)]
     own_starts = [0] * len(usable)
-    levels: list[list[Group]] = []
+    levels: list[list[RowGroup]] = []
     stack = [(0, len(usable), 0, 0, 0)]  # rows [first, end), nodes already common, where the level begins, its depth
     while stack:
         first, end, depth, start, level = stack.pop()
@@ -127,11 +127,11 @@ def shared_levels(paths: AbcSequence[Path], starts: AbcSequence[int], min_tokens
             if shared_end - start >= min_tokens:
                 while len(levels) <= level:
                     levels.append([])
-                levels[level].append(Group(run_first, run_end, start, shared_end))
+                levels[level].append(RowGroup(run_first, run_end, start, shared_end))
                 own_starts[run_first:run_end] = [shared_end] * (run_end - run_first)
                 next_start, next_level = shared_end, level + 1
             stack.append((run_first, run_end, common, next_start, next_level))
-    return Levels(tuple(tuple(sorted(groups)) for groups in levels), own_starts)
+    return SharedLevels(tuple(tuple(sorted(groups)) for groups in levels), own_starts)
 
 
 def _runs(paths: AbcSequence[Path], first: int, end: int, depth: int) -> list[tuple[int, int]]:
@@ -169,7 +169,7 @@ def seed_of(request: GenerateRequest) -> int:
     return int.from_bytes(hashlib.blake2b(request.request_id.encode(), digest_size=SEED_BYTES).digest(), "little")
 
 
-class Asked(NamedTuple):
+class ScoreTarget(NamedTuple):
     """What a ScorePoint was for: the children of a trie node, or a position of a prompt."""
 
     seq: Sequence
@@ -177,41 +177,41 @@ class Asked(NamedTuple):
     position: int
 
 
-class Flight(NamedTuple):
+class InFlightStep(NamedTuple):
     """What a plan in flight will change when it lands."""
 
     plan: StepPlan
     decodes: list[Sequence]
-    pieces: list[Piece]
-    asked: list[Asked]
+    chunks: list[Chunk]
+    asked: list[ScoreTarget]
 
     def members(self) -> set[int]:
         """Ids of the sequences it touches."""
-        takers = {taker.seq_id for piece in self.pieces for taker in piece.takers}
-        return takers | {piece.seq.seq_id for piece in self.pieces} | {seq.seq_id for seq in self.decodes}
+        takers = {taker.seq_id for chunk in self.chunks for taker in chunk.takers}
+        return takers | {chunk.seq.seq_id for chunk in self.chunks} | {seq.seq_id for seq in self.decodes}
 
 
 class Arrangement(NamedTuple):
     """Decoding sequences in row order, with their levels: stays true until one joins or leaves."""
 
     order: list[Sequence]
-    levels: Levels
+    levels: SharedLevels
 
 
 class StepBuilder:
-    """One step in the making. Pieces may share with pieces added before."""
+    """One step in the making. Chunks may share with chunks added before."""
 
     def __init__(self, page_size: int) -> None:
-        self.pieces: list[Piece] = []
+        self.chunks: list[Chunk] = []
         self.opens: list[OpenSequence] = []
         self.tokens = 0
         self._page = page_size
-        self._by_writer: dict[int, Piece] = {}
-        self._by_edge: dict[int, Piece] = {}
-        self._finals: dict[tuple[Namespace, bytes], Piece] = {}
-        self._open_pages: dict[int, list[Piece]] = {}  # by the node below which a sibling would find them
+        self._by_writer: dict[int, Chunk] = {}
+        self._by_edge: dict[int, Chunk] = {}
+        self._finals: dict[tuple[Namespace, bytes], Chunk] = {}
+        self._open_pages: dict[int, list[Chunk]] = {}  # by the node below which a sibling would find them
         self._copies: list[PageCopy] = []
-        self._mirrors: list[tuple[Piece, int, int]] = []
+        self._mirrors: list[tuple[Chunk, int, int]] = []
 
     def open(self, seq: Sequence) -> None:
         """The worker has to know this sequence before its first row."""
@@ -230,80 +230,80 @@ class StepBuilder:
                 )
             )
 
-    def add(self, seq: Sequence, end: int) -> Piece:
+    def add(self, seq: Sequence, end: int) -> Chunk:
         """Compute `seq` from where it stands to `end`; it samples if that is all of it."""
-        piece = Piece(seq, seq.tokens[seq.computed : end], seq.computed, seq.pages)
-        self._append(piece)
-        self._by_writer[seq.seq_id] = piece
+        chunk = Chunk(seq, seq.tokens[seq.computed : end], seq.computed, seq.pages)
+        self._append(chunk)
+        self._by_writer[seq.seq_id] = chunk
         if end == len(seq.tokens) and seq.task is None:
-            piece.takers.append(seq)
+            chunk.takers.append(seq)
             if seq.receipt is not None:
-                self._finals[seq.namespace, seq.key] = piece
-        return piece
+                self._finals[seq.namespace, seq.key] = chunk
+        return chunk
 
-    def add_edge(self, seq: Sequence, edge: Edge) -> Piece:
+    def add_edge(self, seq: Sequence, edge: Edge) -> Chunk:
         """Compute one edge of the sequence's trie."""
-        piece = Piece(seq, [node.token for node in edge.nodes], edge.start, edge.table, edge)
-        self._append(piece)
-        self._by_edge[id(edge)] = piece
+        chunk = Chunk(seq, [node.token for node in edge.nodes], edge.start, edge.table, edge)
+        self._append(chunk)
+        self._by_edge[id(edge)] = chunk
         if edge.start % self._page:
             above = self._by_edge.get(id(edge.parent)) if edge.parent else self._by_writer.get(seq.seq_id)
             if above is not None:
-                self.share_tail(above, piece, edge.start)
+                self.share_tail(above, chunk, edge.start)
             else:
                 table = edge.parent.table if edge.parent else seq.pages
-                self.copy_tail(table[edge.start // self._page], piece, edge.start % self._page)
-        return piece
+                self.copy_tail(table[edge.start // self._page], chunk, edge.start % self._page)
+        return chunk
 
-    def final_of(self, seq: Sequence) -> Piece | None:
-        """A piece of this step that ends exactly where `seq` would: `seq` can sample from it."""
+    def final_of(self, seq: Sequence) -> Chunk | None:
+        """A chunk of this step that ends exactly where `seq` would: `seq` can sample from it."""
         return self._finals.get((seq.namespace, seq.key))
 
-    def writer(self, seq_id: int) -> Piece | None:
-        """The piece of this step that computes this sequence's own tokens."""
+    def writer(self, seq_id: int) -> Chunk | None:
+        """The chunk of this step that computes this sequence's own tokens."""
         return self._by_writer.get(seq_id)
 
-    def piece_of(self, seq_id: int) -> Piece:
-        """The piece of this step that fills this sequence's pending nodes."""
+    def filling_chunk(self, seq_id: int) -> Chunk:
+        """The chunk of this step that fills this sequence's pending nodes."""
         return self._by_writer[seq_id]
 
-    def leave_open(self, piece: Piece) -> None:
-        """`piece` ends inside a page: siblings that go on below its last whole page may begin with what it has there."""
-        receipt, whole = piece.seq.receipt, piece.end - piece.end % self._page
-        if receipt is not None and piece.end > whole == receipt.node.end:
-            self._open_pages.setdefault(receipt.node.serial, []).append(piece)
+    def leave_open(self, chunk: Chunk) -> None:
+        """`chunk` ends inside a page: siblings that go on below its last whole page may begin with what it has there."""
+        receipt, whole = chunk.seq.receipt, chunk.end - chunk.end % self._page
+        if receipt is not None and chunk.end > whole == receipt.node.end:
+            self._open_pages.setdefault(receipt.node.serial, []).append(chunk)
 
-    def longest_open_page(self, node: Node, key: bytes, limit_tokens: int) -> tuple[Piece | None, int]:
-        """The piece whose last, open page begins with most of `key[node.end : limit_tokens]`, and how many tokens that is."""
+    def longest_open_page(self, node: TreeNode, key: bytes, limit_tokens: int) -> tuple[Chunk | None, int]:
+        """The chunk whose last, open page begins with most of `key[node.end : limit_tokens]`, and how many tokens that is."""
         start, end = node.end * TOKEN_BYTES, min(len(key), limit_tokens * TOKEN_BYTES)
-        best: tuple[Piece | None, int] = (None, 0)
-        for piece in self._open_pages.get(node.serial, ()) if end > start else ():
-            tokens = common_bytes(piece.seq.key[start : piece.end * TOKEN_BYTES], key, start, end) // TOKEN_BYTES
+        best: tuple[Chunk | None, int] = (None, 0)
+        for chunk in self._open_pages.get(node.serial, ()) if end > start else ():
+            tokens = common_bytes(chunk.seq.key[start : chunk.end * TOKEN_BYTES], key, start, end) // TOKEN_BYTES
             if tokens > best[1]:
-                best = (piece, tokens)
+                best = (chunk, tokens)
         return best
 
-    def copy_tail(self, source: int, piece: Piece, tokens: int) -> None:
-        """The first `tokens` slots of the piece's first page are those of page `source`."""
-        piece.tail_copies.append((source, tokens))
-        self._copies.append(PageCopy(source, piece.pages[piece.start // self._page], tokens))
+    def copy_tail(self, source: int, chunk: Chunk, tokens: int) -> None:
+        """The first `tokens` slots of the chunk's first page are those of page `source`."""
+        chunk.partial_copies.append((source, tokens))
+        self._copies.append(PageCopy(source, chunk.pages[chunk.start // self._page], tokens))
 
-    def share_tail(self, above: Piece, piece: Piece, upto: int) -> None:
-        """`piece` begins at `upto`, inside a page that `above` fills in this step: it gets the same entries."""
-        self._fill(above, piece.pages[upto // self._page], upto, piece)
+    def share_tail(self, above: Chunk, chunk: Chunk, upto: int) -> None:
+        """`chunk` begins at `upto`, inside a page that `above` fills in this step: it gets the same entries."""
+        self._fill(above, chunk.pages[upto // self._page], upto, chunk)
 
-    def share_page(self, above: Piece, page: int, upto: int) -> None:
+    def share_page(self, above: Chunk, page: int, upto: int) -> None:
         """`page` gets what `above` puts before `upto` into its last page."""
         self._fill(above, page, upto, None)
 
-    def build(self, step: int, decodes: list[Sequence], closes: Tokens[int], min_tokens: int) -> Flight:
+    def build(self, step: int, decodes: list[Sequence], closes: Tokens[int], min_tokens: int) -> InFlightStep:
         """The plan, and what has to be remembered until it lands."""
-        lanes = _in_order([*decodes, *self.pieces])
+        lanes = _in_order([*decodes, *self.chunks])
         levels = shared_levels([lane.path for lane in lanes], [lane.start for lane in lanes], min_tokens)
         rows: list[Row] = []
         samples: list[SamplePoint] = []
         scores: list[ScorePoint] = []
-        asked: list[Asked] = []
+        asked: list[ScoreTarget] = []
         row_of: dict[int, int] = {}
         for row, (lane, own_start) in enumerate(zip(lanes, levels.own_starts, strict=True)):
             if isinstance(lane.item, Sequence):
@@ -311,33 +311,33 @@ class StepBuilder:
                 samples.append(SamplePoint(row, 0, lane.item.seq_id, lane.item.generated))
             else:
                 row_of[id(lane.item)] = row
-                rows.append(_piece_row(lane.item, own_start))
+                rows.append(_chunk_row(lane.item, own_start))
                 samples += _sample_points(lane.item, row)
                 _ask(lane.item, row, scores, asked)
         mirrors = [MirrorWrite(row_of[id(by)], at, page, at % self._page) for by, at, page in self._mirrors]
         plan = StepPlan(step, rows, levels.groups, self._copies, mirrors, self.opens, closes, samples, scores)
-        return Flight(plan, decodes, self.pieces, asked)
+        return InFlightStep(plan, decodes, self.chunks, asked)
 
-    def _append(self, piece: Piece) -> None:
-        self.pieces.append(piece)
-        self.tokens += len(piece.token_ids)
+    def _append(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.tokens += len(chunk.token_ids)
 
-    def _fill(self, above: Piece, page: int, upto: int, piece: Piece | None) -> None:
+    def _fill(self, above: Chunk, page: int, upto: int, chunk: Chunk | None) -> None:
         first = upto - upto % self._page
-        copies = [(source, min(tokens, upto - first)) for source, tokens in above.tail_copies if above.start > first]
-        mirrors = [(by, at) for by, at in above.tail_mirrors if first <= at < upto]
+        copies = [(source, min(tokens, upto - first)) for source, tokens in above.partial_copies if above.start > first]
+        mirrors = [(by, at) for by, at in above.partial_mirrors if first <= at < upto]
         mirrors += [(above, at) for at in range(max(first, above.start), upto)]
         self._copies += [PageCopy(source, page, tokens) for source, tokens in copies]
         self._mirrors += [(by, at, page) for by, at in mirrors]
-        if piece is not None:
-            piece.tail_copies += copies
-            piece.tail_mirrors += mirrors
+        if chunk is not None:
+            chunk.partial_copies += copies
+            chunk.partial_mirrors += mirrors
 
 
 class _Lane(NamedTuple):
     path: Path
     start: int
-    item: Sequence | Piece
+    item: Sequence | Chunk
 
 
 def arrange(decodes: list[Sequence], min_tokens: int) -> Arrangement:
@@ -350,24 +350,24 @@ def arrange(decodes: list[Sequence], min_tokens: int) -> Arrangement:
     return Arrangement(order, levels)
 
 
-def steady(step: int, decodes: Arrangement, closes: Tokens[int]) -> Flight:
+def steady(step: int, decodes: Arrangement, closes: Tokens[int]) -> InFlightStep:
     """A step in which every sequence decodes one token."""
     order = decodes.order
     rows = [_decode_row(seq, seq.own_start) for seq in order]
     samples = [SamplePoint(row, 0, seq.seq_id, len(seq.tokens) - seq.prompt_tokens) for row, seq in enumerate(order)]
-    return Flight(StepPlan(step, rows, decodes.levels.groups, (), (), (), closes, samples), order, [], [])
+    return InFlightStep(StepPlan(step, rows, decodes.levels.groups, (), (), (), closes, samples), order, [], [])
 
 
-def _in_order(items: list[Sequence | Piece]) -> list[_Lane]:
+def _in_order(items: list[Sequence | Chunk]) -> list[_Lane]:
     starts = [item.computed if isinstance(item, Sequence) else item.start for item in items]
     paths = paths_of([_node(item) for item in items], starts)
     return [_Lane(paths[i], starts[i], items[i]) for i in depth_first(paths, starts)]
 
 
-def _node(item: Sequence | Piece) -> Node | None:
+def _node(item: Sequence | Chunk) -> TreeNode | None:
     """Where the pages end that a row shares."""
     seq = item if isinstance(item, Sequence) else item.seq
-    alone = isinstance(item, Piece) and item.edge is not None and not item.edge.after_prompt
+    alone = isinstance(item, Chunk) and item.edge is not None and not item.edge.after_prompt
     return None if alone or seq.receipt is None else seq.receipt.node
 
 
@@ -375,67 +375,67 @@ def _decode_row(seq: Sequence, own_start: int) -> Row:
     return Row(seq.seq_id, seq.tokens[-1:], seq.computed, seq.pages, own_start, band=seq.band)
 
 
-def _piece_row(piece: Piece, own_start: int) -> Row:
-    band = piece.edge.band if piece.edge is not None else piece.seq.band
-    return Row(piece.seq.seq_id, piece.token_ids, piece.start, piece.pages, own_start, band=band)
+def _chunk_row(chunk: Chunk, own_start: int) -> Row:
+    band = chunk.edge.band if chunk.edge is not None else chunk.seq.band
+    return Row(chunk.seq.seq_id, chunk.token_ids, chunk.start, chunk.pages, own_start, band=band)
 
 
-def _sample_points(piece: Piece, row: int) -> list[SamplePoint]:
-    last = len(piece.token_ids) - 1
-    return [SamplePoint(row, last, seq.seq_id, seq.generated) for seq in piece.takers]
+def _sample_points(chunk: Chunk, row: int) -> list[SamplePoint]:
+    last = len(chunk.token_ids) - 1
+    return [SamplePoint(row, last, seq.seq_id, seq.generated) for seq in chunk.takers]
 
 
-def _ask(piece: Piece, row: int, scores: list[ScorePoint], asked: list[Asked]) -> None:
+def _ask(chunk: Chunk, row: int, scores: list[ScorePoint], asked: list[ScoreTarget]) -> None:
     """Score what follows each token of a trie edge, of the prompt of a ScoreRequest, or of a prompt to be scored."""
-    seq = piece.seq
-    if piece.edge is not None:
-        for offset, node in enumerate(piece.edge.nodes):
+    seq = chunk.seq
+    if chunk.edge is not None:
+        for offset, node in enumerate(chunk.edge.nodes):
             _ask_children(seq, node, row, offset, scores, asked)
     elif seq.task is not None:
-        if piece.end == len(seq.tokens):
-            _ask_children(seq, seq.task.root, row, len(piece.token_ids) - 1, scores, asked)
+        if chunk.end == len(seq.tokens):
+            _ask_children(seq, seq.task.root, row, len(chunk.token_ids) - 1, scores, asked)
     elif (top := seq.prompt_logprobs) is not None:
-        for offset, position in enumerate(range(piece.start + 1, min(piece.end + 1, seq.prompt_tokens))):
+        for offset, position in enumerate(range(chunk.start + 1, min(chunk.end + 1, seq.prompt_tokens))):
             scores.append(ScorePoint(row, offset, (seq.tokens[position],), top, len(asked)))
-            asked.append(Asked(seq, None, position))
+            asked.append(ScoreTarget(seq, None, position))
 
 
 def _ask_children(
-    seq: Sequence, node: TrieNode, row: int, offset: int, scores: list[ScorePoint], asked: list[Asked]
+    seq: Sequence, node: TrieNode, row: int, offset: int, scores: list[ScorePoint], asked: list[ScoreTarget]
 ) -> None:
     if node.children:
         scores.append(ScorePoint(row, offset, tuple(node.children), 0, len(asked)))
-        asked.append(Asked(seq, node, -1))
+        asked.append(ScoreTarget(seq, node, -1))
 
 
-class Tail(NamedTuple):
-    """`tokens` of a page that need not be computed: `piece` computes them in this step, or `node`'s first page has them."""
+class PartialPage(NamedTuple):
+    """`tokens` of a page that need not be computed: `chunk` computes them in this step, or `node`'s first page has them."""
 
     tokens: int
-    piece: Piece | None
-    node: Node | None
+    chunk: Chunk | None
+    node: TreeNode | None
 
 
-def find_tail(seq: Sequence, tree: RadixTree, builder: StepBuilder) -> Tail | None:
+def find_tail(seq: Sequence, tree: RadixTree, builder: StepBuilder) -> PartialPage | None:
     """The longest match inside the page after what `seq` has matched; None if there is none."""
     if tree.page_size == 1 or seq.receipt is None or seq.task is not None or seq.prompt_logprobs is not None:
         return None
     node = seq.receipt.node
-    piece, shared = builder.longest_open_page(node, seq.key, seq.match_limit)
+    chunk, shared = builder.longest_open_page(node, seq.key, seq.match_limit)
     cached = tree.overlap(node, seq.key, seq.match_limit)
     if cached is not None and cached.tokens > shared:
         child = cached.child
         return (
-            Tail(cached.tokens, builder.piece_of(child.writer), None)
+            PartialPage(cached.tokens, builder.filling_chunk(child.writer), None)
             if child.pending
-            else Tail(cached.tokens, None, child)
+            else PartialPage(cached.tokens, None, child)
         )
-    return Tail(shared, piece, None) if piece is not None else None
+    return PartialPage(shared, chunk, None) if chunk is not None else None
 
 
-def fill_tail(tail: Tail, piece: Piece, builder: StepBuilder) -> None:
-    """Write down how the slots before `piece` are filled."""
-    if tail.piece is not None:
-        builder.share_tail(tail.piece, piece, piece.start)
+def fill_tail(tail: PartialPage, chunk: Chunk, builder: StepBuilder) -> None:
+    """Write down how the slots before `chunk` are filled."""
+    if tail.chunk is not None:
+        builder.share_tail(tail.chunk, chunk, chunk.start)
     elif tail.node is not None:
-        builder.copy_tail(tail.node.pages[0], piece, tail.tokens)
+        builder.copy_tail(tail.node.pages[0], chunk, tail.tokens)
