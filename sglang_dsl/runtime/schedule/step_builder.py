@@ -298,22 +298,25 @@ class StepBuilder:
 
     def build(self, step: int, decodes: list[Sequence], closes: Tokens[int], min_tokens: int) -> InFlightStep:
         """The plan, and what has to be remembered until it lands."""
-        lanes = _in_order([*decodes, *self.chunks])
-        levels = shared_levels([lane.path for lane in lanes], [lane.start for lane in lanes], min_tokens)
+        order, levels = _in_order([*decodes, *self.chunks], min_tokens)
         rows: list[Row] = []
         samples: list[SamplePoint] = []
         scores: list[ScorePoint] = []
         asked: list[ScoreTarget] = []
         row_of: dict[int, int] = {}
-        for row, (lane, own_start) in enumerate(zip(lanes, levels.own_starts, strict=True)):
-            if isinstance(lane.item, Sequence):
-                rows.append(_decode_row(lane.item, own_start))
-                samples.append(SamplePoint(row, 0, lane.item.seq_id, lane.item.generated))
-            else:
-                row_of[id(lane.item)] = row
-                rows.append(_chunk_row(lane.item, own_start))
-                samples += _sample_points(lane.item, row)
-                _ask(lane.item, row, scores, asked)
+        for row, (item, own_start) in enumerate(zip(order, levels.own_starts, strict=True)):
+            if isinstance(item, Sequence):
+                rows.append(_decode_row(item, own_start))
+                samples.append(SamplePoint(row, 0, item.seq_id, item.generated))
+                continue
+            seq, edge = item.seq, item.edge
+            row_of[id(item)] = row
+            band = edge.band if edge is not None else seq.band
+            rows.append(Row(seq.seq_id, item.token_ids, item.start, item.pages, own_start, band=band))
+            last = len(item.token_ids) - 1
+            samples += [SamplePoint(row, last, taker.seq_id, taker.generated) for taker in item.takers]
+            if seq.task is not None or seq.prompt_logprobs is not None:
+                _ask(item, row, scores, asked)
         mirrors = [MirrorWrite(row_of[id(by)], at, page, at % self._page) for by, at, page in self._mirrors]
         plan = StepPlan(step, rows, levels.groups, self._copies, mirrors, self.opens, closes, samples, scores)
         return InFlightStep(plan, decodes, self.chunks, asked)
@@ -334,17 +337,10 @@ class StepBuilder:
             chunk.partial_mirrors += mirrors
 
 
-class _Lane(NamedTuple):
-    path: Path
-    start: int
-    item: Sequence | Chunk
-
-
 def arrange(decodes: list[Sequence], min_tokens: int) -> Arrangement:
     """Order decoding sequences depth first and find their levels."""
-    lanes = _in_order([*decodes])
-    levels = shared_levels([lane.path for lane in lanes], [lane.start for lane in lanes], min_tokens)
-    order = [lane.item for lane in lanes if isinstance(lane.item, Sequence)]
+    items, levels = _in_order([*decodes], min_tokens)
+    order = [item for item in items if isinstance(item, Sequence)]
     for seq, own_start in zip(order, levels.own_starts, strict=True):
         seq.own_start = own_start
     return Arrangement(order, levels)
@@ -358,10 +354,14 @@ def steady(step: int, decodes: Arrangement, closes: Tokens[int]) -> InFlightStep
     return InFlightStep(StepPlan(step, rows, decodes.levels.groups, (), (), (), closes, samples), order, [], [])
 
 
-def _in_order(items: list[Sequence | Chunk]) -> list[_Lane]:
+def _in_order(items: list[Sequence | Chunk], min_tokens: int) -> tuple[AbcSequence[Sequence | Chunk], SharedLevels]:
+    """The order of rows, and the levels that they share. One row alone shares none."""
+    if len(items) == 1:
+        return items, SharedLevels((), [0])
     starts = [item.computed if isinstance(item, Sequence) else item.start for item in items]
     paths = paths_of([_node(item) for item in items], starts)
-    return [_Lane(paths[i], starts[i], items[i]) for i in depth_first(paths, starts)]
+    order = depth_first(paths, starts)
+    return [items[i] for i in order], shared_levels([paths[i] for i in order], [starts[i] for i in order], min_tokens)
 
 
 def _node(item: Sequence | Chunk) -> TreeNode | None:
@@ -373,16 +373,6 @@ def _node(item: Sequence | Chunk) -> TreeNode | None:
 
 def _decode_row(seq: Sequence, own_start: int) -> Row:
     return Row(seq.seq_id, seq.tokens[-1:], seq.computed, seq.pages, own_start, band=seq.band)
-
-
-def _chunk_row(chunk: Chunk, own_start: int) -> Row:
-    band = chunk.edge.band if chunk.edge is not None else chunk.seq.band
-    return Row(chunk.seq.seq_id, chunk.token_ids, chunk.start, chunk.pages, own_start, band=band)
-
-
-def _sample_points(chunk: Chunk, row: int) -> list[SamplePoint]:
-    last = len(chunk.token_ids) - 1
-    return [SamplePoint(row, last, seq.seq_id, seq.generated) for seq in chunk.takers]
 
 
 def _ask(chunk: Chunk, row: int, scores: list[ScorePoint], asked: list[ScoreTarget]) -> None:
