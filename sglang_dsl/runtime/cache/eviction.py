@@ -73,9 +73,15 @@ class EvictionQueue(Generic[C]):
         self._policy = policy
         self._heap: list[tuple[Key, C]] = []
 
-    def push(self, node: C) -> None:
-        """Consider `node`: it became an evictable leaf, or its key may have become smaller."""
+    def push(self, node: C, leaves: int, alive: Callable[[], Iterable[C]]) -> None:
+        """Consider `node`: it became an evictable leaf, or its key may have become smaller.
+
+        leaves: how many there may be. alive: those there are; from these the queue is rebuilt once outdated entries outnumber them.
+        """
         heapq.heappush(self._heap, (self._key(node), node))
+        if len(self._heap) > 4 * leaves + HEAP_SLACK:
+            self._heap = [(self._key(node), node) for node in alive()]
+            heapq.heapify(self._heap)
 
     def pop(self, is_evictable: Callable[[C], bool]) -> C | None:
         """Take out the first node; None if there is none."""
@@ -88,12 +94,6 @@ class EvictionQueue(Generic[C]):
                 return node
             heapq.heappush(self._heap, (current, node))
         return None
-
-    def shrink(self, leaves: int, alive: Callable[[], Iterable[C]]) -> None:
-        """Rebuild from the living leaves once outdated entries outnumber them."""
-        if len(self._heap) > 4 * leaves + HEAP_SLACK:
-            self._heap = [(self._key(node), node) for node in alive()]
-            heapq.heapify(self._heap)
 
     def _key(self, node: C) -> Key:
         return (int(node.hints > 0), *self._policy(node), node.serial)

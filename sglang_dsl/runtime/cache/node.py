@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .keys import TOKEN_BYTES, Namespace
@@ -65,18 +66,16 @@ class TreeNode:
         return found[::-1]
 
 
+@dataclass(slots=True, eq=False)
 class Receipt:
     """Proof of a lock on the path from a node to its root. Releasing replays it on the same node, once.
 
     A split keeps the node at its deeper end, so receipts stay true across splits.
     """
 
-    __slots__ = ("alive", "node", "owner")
-
-    def __init__(self, node: TreeNode, owner: str) -> None:
-        self.node = node
-        self.owner = owner
-        self.alive = True
+    node: TreeNode
+    owner: str
+    alive: bool = True
 
 
 class Match(NamedTuple):

@@ -33,6 +33,7 @@ class PagePool:
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+        self.free_pages = num_pages  # that nobody holds
         self.tree_pages = 0
         self._free = list(range(num_pages - 1, -1, -1))
         self._place = bytearray(num_pages)
@@ -40,14 +41,9 @@ class PagePool:
         self._thread: int | None = None
 
     @property
-    def free_pages(self) -> int:
-        """Pages nobody holds."""
-        return len(self._free)
-
-    @property
     def request_pages(self) -> int:
         """Pages held by requests, over-allocation included."""
-        return self.num_pages - len(self._free) - self.tree_pages
+        return self.num_pages - self.free_pages - self.tree_pages
 
     def allocate(self, count: int, owner: int) -> list[int] | None:
         """`count` pages for sequence `owner`, or None (and nothing taken) if there are fewer."""
@@ -55,11 +51,11 @@ class PagePool:
 
     def allocate_each(self, owners: Sequence[int]) -> list[int] | None:
         """One page for each entry of `owners`, or None (and nothing taken) if there are fewer."""
-        self._check_thread()
-        count = len(owners)
-        keep = len(self._free) - count
+        self._check(())
+        keep = self.free_pages - len(owners)
         if keep < 0:
             return None
+        self.free_pages = keep
         taken = self._free[keep:]
         del self._free[keep:]
         for page, owner in zip(taken, owners, strict=True):
@@ -73,8 +69,7 @@ class PagePool:
         Raises:
             IntegrityError: a page is unknown, free already, or named twice.
         """
-        self._check_thread()
-        self._refuse_duplicates(pages)
+        self._check(pages)
         for page in pages:
             if not 0 <= page < self.num_pages or self._place[page] == PageState.FREE:
                 raise IntegrityError(f"page {page} is freed, but nobody holds it; last owner: {self.last_owner(page)}")
@@ -82,6 +77,7 @@ class PagePool:
             self.tree_pages -= self._place[page] == PageState.TREE
             self._place[page] = PageState.FREE
         self._free.extend(pages)
+        self.free_pages = len(self._free)
 
     def give(self, pages: Sequence[int]) -> None:
         """Hand pages of a request over to the tree.
@@ -89,8 +85,7 @@ class PagePool:
         Raises:
             IntegrityError: a page is not a request's.
         """
-        self._check_thread()
-        self._refuse_duplicates(pages)
+        self._check(pages)
         for page in pages:
             if self._place[page] != PageState.REQUEST:
                 raise IntegrityError(
@@ -116,13 +111,12 @@ class PagePool:
         """The free pages, for the integrity check."""
         return tuple(self._free)
 
-    def _refuse_duplicates(self, pages: Sequence[int]) -> None:
-        if len(pages) > 1 and len(set(pages)) != len(pages):
-            raise IntegrityError(f"a page is named twice in {list(pages)}")
-
-    def _check_thread(self) -> None:
+    def _check(self, pages: Sequence[int]) -> None:
+        """Raise IntegrityError where another thread than the pool's own asks, or a page is named twice."""
         thread = get_ident()
         if self._thread is None:
             self._thread = thread
         elif self._thread != thread:
             raise IntegrityError(f"the pool belongs to thread {self._thread}, but thread {thread} uses it")
+        if len(pages) > 1 and len(set(pages)) != len(pages):
+            raise IntegrityError(f"a page is named twice in {list(pages)}")

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import count
 from weakref import WeakKeyDictionary
 
 from ...errors import IntegrityError
@@ -47,8 +48,8 @@ class RadixTree:
         self._page_bytes = page_size * TOKEN_BYTES
         self._queue: EvictionQueue[TreeNode] = EvictionQueue(policy)
         self._trails: WeakKeyDictionary[TokenStore, dict[Namespace, PromptPath]] = WeakKeyDictionary()
-        self._ticks = 0
-        self._serials = 0
+        self._clock = count(1)  # the time that `last_access` and `created` are given in
+        self._serials = count(1)
         self._nodes = 0
 
     # Finding
@@ -68,15 +69,17 @@ class RadixTree:
         pending: whether nodes of the step being built may be matched. ids: the prompt that `key` begins with, if it is known.
         """
         node, pages = self._start(namespace, ids, limit_tokens, pending=pending)
-        end = self._whole_pages(min(len(key), limit_tokens * TOKEN_BYTES))
-        node.last_access = now = self._tick()
+        end = min(len(key), limit_tokens * TOKEN_BYTES)
+        end -= end % self._page_bytes
+        node.last_access = now = next(self._clock)
         at, passed = node.end * TOKEN_BYTES, 0
         while at < end:
             child = self._child(node, key, at, pending=pending)
             if child is None:
                 break
             span = len(child.key)
-            same = self._whole_pages(common_bytes(child.key, key, at, end))
+            same = common_bytes(child.key, key, at, end)
+            same -= same % self._page_bytes
             node = child if same == span else self._split(child, same)
             node.last_access = now
             pages += node.pages
@@ -95,13 +98,15 @@ class RadixTree:
         if namespace not in self.roots:
             return None, 0
         node: TreeNode = self._start(namespace, ids, limit_tokens, pending=True, peek=True)[0]
-        end = self._whole_pages(min(len(key), limit_tokens * TOKEN_BYTES))
+        end = min(len(key), limit_tokens * TOKEN_BYTES)
+        end -= end % self._page_bytes
         at = node.end * TOKEN_BYTES
         while at < end:
             child = self._child(node, key, at, pending=True)
             if child is None:
                 break
-            same = self._whole_pages(common_bytes(child.key, key, at, end))
+            same = common_bytes(child.key, key, at, end)
+            same -= same % self._page_bytes
             node, at = child, at + same
             if same < len(child.key):
                 break
@@ -120,7 +125,10 @@ class RadixTree:
                 if node is not None:
                     return node, [] if peek else trail.pages[: node.end // self.page_size]
             ids = ids.store.above or ()
-        return self._root(namespace), []
+        root = self.roots.get(namespace)
+        if root is None:
+            root = self.roots[namespace] = TreeNode(namespace, None, b"", [], next(self._serials))
+        return root, []
 
     def overlap(self, node: TreeNode, key: bytes, limit_tokens: int) -> Overlap | None:
         """Below `node`, the child whose first page begins with most of `key[node.end : limit_tokens]`."""
@@ -139,7 +147,7 @@ class RadixTree:
 
         Stops at a pending node: what a step in flight fills cannot be built upon.
         """
-        now = self._tick()
+        now = next(self._clock)
         at, existing = 0, list[int]()
         while at < len(key):
             child = node.children.get(key[at : at + self._page_bytes])
@@ -147,7 +155,8 @@ class RadixTree:
                 break
             if child.pending:
                 return Inserted(node, existing, 0)
-            same = self._whole_pages(common_bytes(child.key, key, at, len(key)))
+            same = common_bytes(child.key, key, at, len(key))
+            same -= same % self._page_bytes
             node = child if same == len(child.key) else self._split(child, same)
             node.last_access = now
             existing += node.pages
@@ -157,7 +166,8 @@ class RadixTree:
             node = self._attach(node, key[at:], new)
             self.evictable_pages += len(new)
             self._consider(node)
-        _raise_priority(node, priority)
+        if node.priority < priority:
+            _raise_priority(node, priority)
         return Inserted(node, existing, len(new))
 
     def insert_pending(
@@ -171,7 +181,8 @@ class RadixTree:
         if key[: self._page_bytes] in above.children:
             return False
         node = self._attach(above, key, list(pages))
-        _raise_priority(node, priority)
+        if node.priority < priority:
+            _raise_priority(node, priority)
         node.pending, node.writer = True, writer
         self.pending.append(node)
         node.lock = 1
@@ -276,19 +287,13 @@ class RadixTree:
 
     # Parts
 
-    def _root(self, namespace: Namespace) -> TreeNode:
-        root = self.roots.get(namespace)
-        if root is None:
-            root = self.roots[namespace] = TreeNode(namespace, None, b"", [], self._next_serial())
-        return root
-
     def _child(self, node: TreeNode, key: bytes, at: int, *, pending: bool) -> TreeNode | None:
         child = node.children.get(key[at : at + self._page_bytes])
         return None if child is None or (child.pending and not pending) else child
 
     def _attach(self, parent: TreeNode, key: bytes, pages: list[int]) -> TreeNode:
-        node = TreeNode(parent.namespace, parent, key, pages, self._next_serial())
-        node.created = node.last_access = self._tick()
+        node = TreeNode(parent.namespace, parent, key, pages, next(self._serials))
+        node.created = node.last_access = next(self._clock)
         parent.children[key[: self._page_bytes]] = node
         self._nodes += 1
         return node
@@ -299,7 +304,7 @@ class RadixTree:
         if above is None:
             raise IntegrityError("a root cannot be split")
         cut = at // self._page_bytes
-        upper = TreeNode(node.namespace, above, node.key[:at], node.pages[:cut], self._next_serial())
+        upper = TreeNode(node.namespace, above, node.key[:at], node.pages[:cut], next(self._serials))
         upper.lock, upper.leased = int(node.lock > 0), int(node.leased > 0)
         upper.created, upper.last_access, upper.priority = node.created, node.last_access, node.priority
         upper.pending, upper.writer = node.pending, node.writer
@@ -390,21 +395,9 @@ class RadixTree:
         if node.lock or node.children:
             return
         if node.parent is not None:
-            self._queue.push(node)
-            self._queue.shrink(self._nodes, lambda: (n for n in self.walk() if _is_evictable(n)))
+            self._queue.push(node, self._nodes, lambda: (n for n in self.walk() if _is_evictable(n)))
         elif self.roots.get(node.namespace) is node:
             del self.roots[node.namespace]
-
-    def _whole_pages(self, size: int) -> int:
-        return size - size % self._page_bytes
-
-    def _tick(self) -> int:
-        self._ticks += 1
-        return self._ticks
-
-    def _next_serial(self) -> int:
-        self._serials += 1
-        return self._serials
 
 
 class PromptPath:
