@@ -419,7 +419,7 @@ def _traced(program: Program[..., Any], arg: Sequence[str], symbolic: Sequence[s
 
 def _diff(a: Path, b: Path) -> int:
     """Like `diff`: 0 if the runs are the same, 1 if they differ."""
-    from .ir.difference import difference
+    from .ir.record import difference
 
     found = difference(_record(a), _record(b))
     _write_plainly()

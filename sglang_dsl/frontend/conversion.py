@@ -46,7 +46,7 @@ from .outputs import adapter_of, named
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-# Held exactly by records and stored graphs, whatever the annotation says (see `ir/outcome_codec.py`).
+# Held exactly by records and stored graphs, whatever the annotation says (see `ir/values.py`).
 _HOLDERS = frozenset({list, tuple, set, frozenset, dict})
 _EXACT = frozenset({type(None), bool, int, float, str, bytes, Decimal, date, datetime, time, timedelta, UUID})
 _LOOSE = frozenset({str, int, float, bool, dict, list})  # hints that Python programmers do not take at their word

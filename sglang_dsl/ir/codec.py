@@ -1,48 +1,58 @@
-"""Nodes as plain JSON data and back: what the stored form and the text form have in common.
+"""Everything of ours that is stored, as plain JSON data and back, exact to the last bit.
 
-A node is an object of its fields, defaults left out:
+A graph is {"name": ..., "nodes": [...]}. Every dataclass (nodes, options of calls, outcomes, results) is an object of its fields, those at their default left out; a node has its kind besides:
 
     {"id": "3.1", "kind": "text", "context": "3", "pieces": ["Rate ", {"ref": "2", "ops": [["strip"]]}, {"raw": "<|x|>"}]}
 
 Expressions: a JSON scalar or {"const": value} is a Constant, an array a ListOf, {"dict": [[key, expression], ...]} a
 DictOf, {"concat": [...]} a Concat, {"ref": id, "ops": [[name, *arguments], ...]} a Reference, null none at all.
-Reading is strict: an unknown field, kind or type is a FormatError that says where.
+
+The values that Python holds stand in `values.py`.
+
+Writing goes by what a value is. Reading goes by the annotations of our dataclasses, from which pydantic builds a strict
+validator for each class when one is first read: unknown fields, other types and missing fields are a FormatError that says where.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
-from ..errors import FormatError, GraphError, Origin, SpecError
-from .expression_codec import (
-    check_nesting,
-    decode_choice,
-    decode_expression,
-    decode_piece,
-    decode_reference,
-    decode_some_expression,
-    encode_choice,
-    encode_expression,
-    encode_piece,
-    shown,
-)
+from ..errors import DslError, FormatError, GraphError, Origin
+from .expressions import MAX_DATA_DEPTH, is_too_deep
 from .graph import Graph
 from .nodes import (
     NODE_CLASSES,
     Arm,
+    Concat,
+    Constant,
     DictOf,
+    Expression,
     Json,
+    ListOf,
     Node,
+    Operation,
+    Piece,
+    Plain,
+    Raw,
     Reasoning,
+    Reference,
 )
-from .specs import ConstraintSpec, SamplingSpec
+from .outcome import ChoiceScore, Meta, Outcome, TokenScore, Torn, Usage
+from .specs import ConstraintSpec, SamplingSpec, shown
+from .values import decode_error, decode_value, encode_error, encode_value
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+T = TypeVar("T")
 Data = dict[str, Any]
+UNSTORED = frozenset({"objects", "to_json", "accepted"})  # fields that only the run itself has
 
 
 @contextmanager
@@ -60,219 +70,330 @@ def nesting(what: str) -> Iterator[None]:
         raise FormatError(f"{what}: {error.what}", hint=error.hint) from error
 
 
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
 def encode_graph(graph: Graph, *, origins: bool = True) -> Data:
     """A graph as {"name", "nodes"}. Without `origins` equal graphs give equal data."""
     return {"name": graph.name, "nodes": [encode_node(node, origins=origins) for node in graph]}
 
 
+def encode_node(node: Node, *, origins: bool = True) -> Data:
+    """A node as data, fields in the order of its class, its origin last. A number that is not finite is a FormatError."""
+    data: Data = {"id": node.id, "kind": node.kind}
+    for name, value in _stored_fields(node):
+        if name not in ("id", "origin"):
+            if isinstance(value, float) and not math.isfinite(value):
+                raise FormatError(f"{node.kind} node {node.id!r}: {name}={value} is not JSON")
+            data[name] = _written(value, origins=origins)
+    if origins and node.origin is not None:
+        data["origin"] = encode(node.origin)
+    return data
+
+
+def encode(stored: Any) -> Data:
+    """One of our dataclasses as an object of the fields that are not at their default."""
+    return {name: _written(value) for name, value in _stored_fields(stored)}
+
+
+def encode_outcome(outcome: Outcome) -> Data:
+    """An outcome as data. Raises FormatError for a value that is not JSON."""
+    value = outcome.value if outcome.to_json is None else outcome.to_json(outcome.value)
+    return {"value": encode_value(value), **encode(replace(outcome, value=None))}
+
+
+def encode_expression(expression: Expression | None) -> Json:
+    """An expression as data. Raises FormatError for a constant that is not JSON."""
+    match expression:
+        case None:
+            return None
+        case Constant(value=value, to_json=to_json):
+            plain = _finite(encode_value(value if to_json is None else to_json(value)))
+            return {"const": plain} if plain is None or isinstance(plain, list | dict) else plain
+        case Reference(node_id=node_id, operations=operations):
+            reference: dict[str, Json] = {"ref": node_id}
+            if operations:
+                reference["ops"] = [[o.name, *o.args] for o in operations]
+            return reference
+        case ListOf(items):
+            return [encode_expression(item) for item in items]
+        case DictOf(pairs):
+            return {"dict": [[key, encode_expression(item)] for key, item in pairs]}
+        case Concat(parts):
+            return {"concat": [encode_expression(part) for part in parts]}
+
+
+def _finite(plain: Any) -> Any:
+    """Data of a constant. A record of outcomes holds nan and infinity; a graph, which others run, does not."""
+    match plain:
+        case {"$float": text}:
+            raise FormatError(f"{text} is not JSON", hint="pass it as text, or None where there is no number")
+        case list():
+            return list(map(_finite, plain))
+        case dict():
+            return {key: _finite(item) for key, item in plain.items()}
+    return plain
+
+
+def _stored_fields(stored: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values of the fields that are not at their default: exactly, type and all, so that True is no 1."""
+    for name, default in _defaults(type(stored)):  # type: ignore[arg-type]  # a class can be hashed
+        value = getattr(stored, name)
+        if type(value) is not type(default) or value != default or (isinstance(value, SamplingSpec) and encode(value)):
+            yield name, value
+
+
+@cache
+def _defaults(data_class: type[Any]) -> tuple[tuple[str, Any], ...]:
+    """The stored fields of a dataclass, and what each is when nothing is said (NO_DEFAULT where something has to be)."""
+    return tuple(
+        (each.name, each.default if each.default_factory is NO_DEFAULT else each.default_factory())
+        for each in fields(data_class)
+        if each.name not in UNSTORED
+    )
+
+
+def _written(value: Any, *, origins: bool = True) -> Any:
+    """What a field of one of our dataclasses holds, as data."""
+    if value is None or isinstance(value, str | int):
+        return value
+    match value:
+        case float():
+            return value if math.isfinite(value) else repr(value)
+        case bytes():
+            return value.hex()
+        case tuple():
+            return [_written(item, origins=origins) for item in value]
+        case Graph():
+            return encode_graph(value, origins=origins)
+        case Plain(text):
+            return text
+        case Raw(text):
+            return {"raw": text}
+        case Constant() | Reference() | ListOf() | DictOf() | Concat():
+            return encode_expression(value)
+        case Arm(values, graph, result):  # whole: the form that is printed and hashed shows what is empty, too
+            return {"values": _written(values), "graph": _written(graph, origins=origins), "result": _written(result)}
+        case BaseException():
+            return encode_error(value)
+    return encode(value) if is_dataclass(value) else value
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
 def decode_graph(data: Any) -> Graph:
     """The graph of `encode_graph`. Raises FormatError."""
-    found = _object(data, "a graph", {"name", "nodes"})
-    if not isinstance(found.get("nodes"), list) or not isinstance(found.get("name", ""), str):
+    if not isinstance(data, dict):
+        raise FormatError(f"a graph: {shown(data)} is not an object")
+    if unknown := data.keys() - {"name", "nodes"}:
+        raise _unknown_fields("a graph", unknown)
+    name, nodes = data.get("name", ""), data.get("nodes")
+    if not isinstance(nodes, list) or not isinstance(name, str):
         raise FormatError("a graph has a list of nodes and a name")
-    nodes = [decode_node(node) for node in found["nodes"]]
+    decoded = [decode_node(node) for node in nodes]
     try:
-        return Graph(nodes, name=found.get("name", ""))
+        return Graph(decoded, name=name)
     except GraphError as error:
         raise FormatError(error.what) from error
-
-
-def encode_node(node: Node, *, origins: bool = True) -> Data:
-    """A node as data, fields in the order of its class."""
-    data: Data = {"id": node.id, "kind": node.kind}
-    for field in fields(node):
-        value = getattr(node, field.name)
-        if field.name in ("id", "origin", *_UNSTORED) or _is_default(field, value):
-            continue
-        if field.name in _GRAPH_FIELDS:
-            data[field.name] = _GRAPH_FIELDS[field.name](value, origins)
-        else:
-            data[field.name] = _ENCODERS.get(field.name, _plain)(value)
-    if origins and node.origin is not None:
-        data["origin"] = _record(node.origin)
-    return data
 
 
 def decode_node(data: Any) -> Node:
     """The node of `encode_node`. Raises FormatError."""
     kind = data.get("kind") if isinstance(data, dict) else None
-    if kind not in NODE_CLASSES:
+    if not isinstance(kind, str) or kind not in NODE_CLASSES:
         raise FormatError(f"{shown(data)} is not a node: its kind has to be one of {', '.join(NODE_CLASSES)}")
-    node_class = NODE_CLASSES[kind]
-    where = f"{kind} node {data.get('id')!r}"
-    hints = _hints(node_class.__name__)
-    found = _object(data, where, {*hints, "kind"})
-    values = {
-        name: _decode_field(name, value, hints[name], f"{where}, field {name!r}")
-        for name, value in found.items()
-        if name != "kind"
-    }
+    found = {name: value for name, value in data.items() if name != "kind"}
+    return decode(NODE_CLASSES[kind], found, f"{kind} node {shown(data.get('id'))}")
+
+
+def decode(data_class: type[T], data: Any, where: str) -> T:
+    """One of our dataclasses from its data, which `where` names. Raises FormatError."""
+    from pydantic import ValidationError
+
     try:
-        return node_class(**values)
-    except (TypeError, SpecError, GraphError) as error:
-        raise FormatError(f"{where}: {error}") from error
+        made: T = _reader(data_class).validate_python(data)  # type: ignore[arg-type]  # a class can be hashed
+        return made
+    except ValidationError as error:
+        raise _unreadable(data, where, error) from error
+    except FormatError:
+        raise
+    except GraphError as error:
+        raise FormatError(f"{where}: {error.what}") from error
 
 
-# --- fields ---------------------------------------------------------------------------------------------------------
+def _unreadable(data: Any, where: str, error: ValidationError) -> FormatError:
+    """Pydantic's first finding, in words: where, what is there, and what has to be."""
+    found = error.errors(include_url=False)
+    first, place, at = found[0], "", data
+    unknown = [each for each in found if each["type"] == "extra_forbidden" and each["loc"][:-1] == first["loc"][:-1]]
+    for step in first["loc"][:-1] if first in unknown else first["loc"]:
+        if not (isinstance(at, dict) and step in at) and not (isinstance(at, list) and isinstance(step, int)):
+            break  # behind what is in the data stand names of pydantic's own
+        at = at[step]  # type: ignore[index]  # an index of a list, or a key of a dict
+        place += f"[{step}]" if isinstance(step, int) else f"{'.' if place else ', field '}{step}"
+    if first in unknown:
+        return _unknown_fields(where + place, {str(each["loc"][-1]) for each in unknown})
+    raised = first.get("ctx", {}).get("error")
+    match first["type"]:
+        case "missing":
+            what = f"it lacks {first['loc'][-1]}"
+        case "value_error":
+            what = raised.what if isinstance(raised, DslError) else str(raised)
+        case "literal_error":
+            what = f"{shown(at)} is not one of {first['ctx']['expected']}"
+        case kind:
+            what = f"{shown(at)} is not {_SPELLED.get(kind) or first['msg']}"
+    return FormatError(f"{where}{place}: {what}", hint=getattr(raised, "hint", ""))
 
 
-def _plain(value: Any) -> Any:
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
-
-
-def _record(value: Any) -> Data:
-    """A dataclass as an object of the fields that are not at their default."""
-    return {f.name: _plain(getattr(value, f.name)) for f in fields(value) if not _is_default(f, getattr(value, f.name))}
-
-
-def _is_default(field: Field[Any], value: Any) -> bool:
-    if field.default is not MISSING:
-        return type(value) is type(field.default) and bool(value == field.default)
-    if isinstance(value, SamplingSpec):
-        return not _record(value)
-    return field.default_factory is not MISSING and bool(value == field.default_factory())
-
-
-def _encode_arms(arms: tuple[Arm, ...], origins: bool) -> list[Json]:
-    return [
-        {
-            "values": None if arm.values is None else list(arm.values),
-            "graph": encode_graph(arm.graph, origins=origins),
-            "result": encode_expression(arm.result),
-        }
-        for arm in arms
-    ]
-
-
-def _decode_arm(data: Any, where: str) -> Arm:
-    found = _object(data, where, {"values", "graph", "result"})
-    values = found.get("values")
-    check_nesting(values, where)
-    if values is not None and not isinstance(values, list):
-        raise FormatError(f"{where}: an arm's values are a list or null")
-    result = decode_expression(found.get("result"), where)
-    return Arm(None if values is None else tuple(values), decode_graph(found.get("graph")), result)
-
-
-_UNSTORED = frozenset({"objects"})  # a run's own
-_GRAPH_FIELDS: Mapping[str, Callable[[Any, bool], Any]] = {
-    "arms": _encode_arms,
-    "body": lambda body, origins: encode_graph(body, origins=origins),
-}
-_ENCODERS: Mapping[str, Callable[[Any], Any]] = {
-    "pieces": lambda value: [encode_piece(p) for p in value],
-    "choices": lambda value: [encode_choice(c) for c in value],
-    "values": lambda value: [encode_expression(v) for v in value],
-    **dict.fromkeys(("arguments", "on", "until", "items", "value", "result"), encode_expression),
-    **dict.fromkeys(("sampling", "constraint", "reasoning"), _record),
+_SPELLED = {
+    "int_type": "int",
+    "string_type": "str",
+    "bool_type": "bool",
+    "tuple_type": "a list",
+    "dict_type": "an object",
 }
 
 
-def _decode_field(name: str, value: Any, hint: Any, where: str) -> Any:
-    match name:
-        case "pieces":
-            return tuple(decode_piece(p, where) for p in _list(value, where))
-        case "choices":
-            return tuple(decode_choice(c, where) for c in _list(value, where))
-        case "values":
-            return tuple(decode_expression(v, where) for v in _list(value, where))
-        case "arms":
-            return tuple(_decode_arm(a, where) for a in _list(value, where))
-        case "body":
-            return decode_graph(value)
-        case "arguments":
-            return _of_class(decode_some_expression(value, where), DictOf, where)
-        case "on" | "until":
-            return decode_reference(value, where)
-        case "items" | "value" | "result":
-            return decode_some_expression(value, where)
-        case "sampling":
-            return _decode_record(SamplingSpec, value, where)
-        case "constraint":
-            return _decode_record(ConstraintSpec, value, where)
-        case "reasoning":
-            return _decode_record(Reasoning, value, where)
-        case "origin":
-            return _decode_record(Origin, value, where)
-    return _fit(value, hint, where)
-
-
-def _of_class(value: Any, wanted: type, where: str) -> Any:
-    if not isinstance(value, wanted):
-        raise FormatError(f"{where}: it has to be a {wanted.__name__}")
-    return value
-
-
-def _decode_record(record_class: type[Any], data: Any, where: str) -> Any:
-    hints = _hints(record_class.__name__)
-    found = _object(data, where, set(hints))
-    try:
-        return record_class(**{name: _fit(value, hints[name], f"{where}.{name}") for name, value in found.items()})
-    except (TypeError, SpecError) as error:
-        raise FormatError(f"{where}: {error}") from error
-
-
-_CLASSES: Mapping[str, type[Any]] = {
-    c.__name__: c for c in (*NODE_CLASSES.values(), SamplingSpec, ConstraintSpec, Reasoning, Origin)
-}
+def _unknown_fields(where: str, names: set[str]) -> FormatError:
+    return FormatError(
+        f"{where} has unknown fields: {', '.join(sorted(map(str, names)))}",
+        hint="the file was written by another version, or by hand",
+    )
 
 
 @cache
-def _hints(class_name: str) -> Mapping[str, Any]:
-    """Field types of one of our dataclasses (its class variables left out)."""
-    data_class = _CLASSES[class_name]
-    hints = get_type_hints(data_class, localns={"Graph": Graph, "Json": object})
-    return {field.name: hints[field.name] for field in fields(data_class) if field.name not in _UNSTORED}
+def _reader(data_class: type[Any]) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(_form(data_class, _words()))
 
 
-def _fit(value: Any, hint: Any, where: str) -> Any:
-    """`value` as a field of type `hint`: arrays become tuples, everything else has to be of the type already."""
-    check_nesting(value, where)
-    if _fits(value, hint):
-        return _tupled(value) if get_origin(hint) is tuple else value
-    raise FormatError(f"{where}: {shown(value)} is not {_spell(hint)}")
+def _form(data_class: type[Any], words: Mapping[str, Any]) -> Any:
+    """How a dataclass is read: an object of its fields by the types of its annotations, from which it is made."""
+    from typing import NotRequired
+
+    from pydantic import AfterValidator, ConfigDict, StrictFloat, StrictInt, with_config
+    from typing_extensions import TypedDict
+
+    numbers = {"float": StrictInt | StrictFloat} if issubclass(data_class, Node) else {}  # a graph has no nan
+    hints = get_type_hints(data_class, localns={**words, **numbers}, include_extras=True)
+    items = {
+        field.name: hints[field.name] if field.default is field.default_factory else NotRequired[hints[field.name]]
+        for field in fields(data_class)
+        if field.name not in UNSTORED
+    }
+    form: Any = TypedDict(data_class.__name__, items)  # type: ignore[misc]  # its fields are known when it is first read
+    return Annotated[with_config(ConfigDict(extra="forbid"))(form), AfterValidator(lambda found: data_class(**found))]
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(_tupled(v) for v in value) if isinstance(value, list) else value
+@cache
+def _words() -> Mapping[str, Any]:
+    """What the words in the annotations of stored classes mean when they are read: strictly that type, or our form of it."""
+    from pydantic import AfterValidator, PlainValidator, StrictBool, StrictInt, StrictStr
+
+    def read(function: Callable[[Any], Any]) -> Any:
+        return Annotated[Any, PlainValidator(function)]
+
+    halves: Any = tuple[read(_bytes), read(_bytes)]  # type: ignore[misc]  # types made here
+    words = {
+        "int": StrictInt,
+        "str": StrictStr,
+        "bool": StrictBool,
+        "float": read(_number),
+        "bytes": read(_bytes),
+        "Torn": Annotated[halves, AfterValidator(lambda found: Torn(*found))],
+        "Any": read(decode_value),
+        "Json": Annotated[Any, AfterValidator(_not_too_deep)],
+        "Expression": read(_expression),
+        "Reference": read(_reference),
+        "DictOf": read(_dict_of),
+        "Piece": read(_piece),
+        "Graph": read(decode_graph),
+        "BaseException": read(decode_error),
+    }
+    for nested in (SamplingSpec, ConstraintSpec, Reasoning, Origin, Arm, TokenScore, ChoiceScore, Meta, Usage, Outcome):
+        words[nested.__name__] = _form(nested, words)
+    return words
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    origin = get_origin(hint)
-    if origin is tuple:
-        args = get_args(hint)
-        if not isinstance(value, list):
-            return False
-        if len(args) == 2 and args[1] is ...:
-            return all(_fits(v, args[0]) for v in value)
-        return len(value) == len(args) and all(map(_fits, value, args))
-    if origin is Literal:
-        return value in get_args(hint) and isinstance(value, str)
-    if origin in (Union, UnionType):
-        return any(_fits(value, option) for option in get_args(hint))
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return hint is object or isinstance(value, hint)
+# What follows reads one word each; a ValueError is told with the field in which it was found.
 
 
-def _spell(hint: Any) -> str:
-    return f"one of {get_args(hint)}" if get_origin(hint) is Literal else str(getattr(hint, "__name__", hint))
+def _number(data: Any) -> float:
+    if data in ("inf", "-inf", "nan"):
+        return float(data)
+    if isinstance(data, int | float) and not isinstance(data, bool):
+        return data
+    raise ValueError(f"{shown(data)} is not a number")
 
 
-def _list(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, list):
-        raise FormatError(f"{where}: {shown(value)} is not a list")
-    return value
+def _bytes(data: Any) -> bytes:
+    if not isinstance(data, str):
+        raise ValueError(f"{shown(data)} is not a hexadecimal text")
+    return bytes.fromhex(data)
 
 
-def _object(data: Any, where: str, names: set[str]) -> Data:
-    if not isinstance(data, dict):
-        raise FormatError(f"{where}: {shown(data)} is not an object")
-    if unknown := data.keys() - names:
-        raise FormatError(
-            f"{where} has unknown fields: {', '.join(sorted(map(str, unknown)))}",
-            hint="the file was written by another version, or by hand",
-        )
+def _not_too_deep(data: T) -> T:
+    if is_too_deep(data):
+        raise ValueError(f"its data is nested more than {MAX_DATA_DEPTH} levels deep")
     return data
+
+
+def _expression(data: Any) -> Expression:
+    match data:
+        case None:
+            raise ValueError('null stands inside an expression; a None value is {"const": null}')
+        case bool() | int() | float() | str():
+            return Constant(data)
+        case list():
+            return ListOf(tuple(map(_expression, data)))
+        case {"const": value, **rest} if not rest:
+            return Constant(decode_value(value))
+        case {"dict": _, **rest} if not rest:
+            return _dict_of(data)
+        case {"concat": list() as parts, **rest} if not rest:
+            return Concat(tuple(map(_expression, parts)))
+        case {"ref": _}:
+            return _reference(data)
+    raise ValueError(f"{shown(data)} is not an expression")
+
+
+def _dict_of(data: Any) -> DictOf:
+    match data:
+        case {"dict": list() as pairs, **rest} if not rest:
+            return DictOf(tuple(map(_pair, pairs)))
+    raise ValueError(f"{shown(data)} is not a dict of expressions")
+
+
+def _pair(data: Any) -> tuple[str, Expression]:
+    match data:
+        case [str() as key, item]:
+            return key, _expression(item)
+    raise ValueError(f"{shown(data)} is not a key and an expression")
+
+
+def _reference(data: Any) -> Reference:
+    match data:
+        case {"ref": str() as node_id, "ops": list() as operations, **rest} if not rest:
+            return Reference(node_id, tuple(map(_operation, _not_too_deep(operations))))
+        case {"ref": str() as node_id, **rest} if not rest:
+            return Reference(node_id)
+    raise ValueError(f"{shown(data)} is not a reference")
+
+
+def _operation(data: Any) -> Operation:
+    match data:
+        case [str() as name, *args]:
+            return Operation(name, tuple(args))
+    raise ValueError(f"{shown(data)} is not an operation")
+
+
+def _piece(data: Any) -> Piece:
+    match data:
+        case str():
+            return Plain(data)
+        case {"raw": str() as text, **rest} if not rest:
+            return Raw(text)
+    return _reference(data)

@@ -9,13 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_dsl.errors import FormatError, JoinError, ToolError
-from sglang_dsl.ir.difference import difference
 from sglang_dsl.ir.execution import MISSING, ChoiceScore, Meta, Outcome, TokenScore, Usage
 from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.nodes import Gen, Plain, Select, Text
-from sglang_dsl.ir.outcome_codec import RecordedError, decode_value, encode_value
-from sglang_dsl.ir.record import RunRecord, dump_record, load_record, parse_record, plain_options, save_record
+from sglang_dsl.ir.record import (
+    RunRecord,
+    difference,
+    dump_record,
+    load_record,
+    parse_record,
+    plain_options,
+    save_record,
+)
 from sglang_dsl.ir.specs import RunOptions, SamplingSpec
+from sglang_dsl.ir.values import RecordedError, decode_value, encode_value
 
 META = Meta(
     token_ids=(5, 6, 7),

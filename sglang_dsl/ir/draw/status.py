@@ -21,8 +21,8 @@ from ...errors import CancelledError, DslError
 from ..execution import MISSING, Meta, Outcome
 from ..graph import Graph
 from ..nodes import Break, Gen, Input, Join, Loop, Map, Node, Select, Switch, Tool, data_of, subgraphs
-from ..outcome_codec import RecordedError
 from ..semantics import evaluate
+from ..values import RecordedError
 from .labels import in_graph, printable, shorten, ways_taken
 
 State: TypeAlias = Literal["planned", "done", "failed", "cancelled", "lost", "unreached"]

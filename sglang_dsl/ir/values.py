@@ -1,8 +1,10 @@
-"""Outcomes as plain JSON data and back, exact to the last log-probability.
+"""Values of a run and errors as plain JSON data and back, exact to the last bit.
 
-Defaults are left out; bytes are hexadecimal; an infinite or undefined number is the text Python prints for it. In a
-value, MISSING is {"$missing": true} and an error {"$error": [code, what]}; plain Python data that JSON has no form for is
-{"$python": [kind, data]}: tuples, sets, bytes, Decimals, dates, times, durations, UUIDs.
+JSON is itself. MISSING is {"$missing": true}, an error {"$error": [code, what]}, an infinite or undefined number
+{"$float": text}, a dict whose keys are not all plain strings {"$pairs": [[key, value], ...]}, and Python data that JSON has no
+form for {"$python": [kind, data]}: tuples, sets, bytes, Decimals, dates, times, durations, UUIDs.
+
+This is written by hand: what a value is made of is known from the value alone, and a library that reads by types has none to go by.
 """
 
 from __future__ import annotations
@@ -10,23 +12,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import Field, fields
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from ..errors import DslError, FormatError, GraphError, RunError
 from .expressions import MAX_DATA_DEPTH, is_too_deep
 from .operations import jsonable
-from .outcome import MISSING, ChoiceScore, Meta, Outcome, TokenScore, Torn, Usage
+from .outcome import MISSING
 from .specs import shown
 
 LEVELS_WRITTEN = 3  # at most, for one level of a value: {"$python": ["tuple", [...]]}
-T = TypeVar("T")
-Data = dict[str, Any]
 
 
 class RecordedError(RunError):
@@ -37,44 +35,6 @@ class RecordedError(RunError):
     def __init__(self, code: str, what: str) -> None:
         super().__init__(what)
         self.recorded_code = code
-
-
-def encode_outcome(outcome: Outcome) -> Data:
-    """An outcome as data."""
-    data: Data = {"value": encode_value(outcome.value if outcome.to_json is None else outcome.to_json(outcome.value))}
-    if outcome.text:
-        data["text"] = outcome.text
-    if outcome.torn is not None:
-        data["torn"] = [half.hex() for half in outcome.torn]
-    if outcome.meta is not None:
-        data["meta"] = _fields(outcome.meta)
-    if outcome.winners is not None:
-        data["winners"] = list(outcome.winners)
-    return data
-
-
-def decode_outcome(data: Any) -> Outcome:
-    """The outcome of `encode_outcome`. Raises FormatError."""
-    found = _object(data, {"value", "text", "torn", "meta", "winners"}, "an outcome")
-    meta = found.get("meta")
-    winners = found.get("winners")
-    return Outcome(
-        value=decode_value(found.get("value")),
-        text=found.get("text", ""),
-        torn=None if (torn := found.get("torn")) is None else _torn(torn),
-        meta=None if meta is None else _made(Meta, meta),
-        winners=None if winners is None else tuple(winners),
-    )
-
-
-def encode_usage(usage: Usage) -> Data:
-    """Usage as data."""
-    return _fields(usage)
-
-
-def decode_usage(data: Any) -> Usage:
-    """The usage of `encode_usage`. Raises FormatError."""
-    return _made(Usage, data)
 
 
 def encode_error(error: BaseException) -> list[str]:
@@ -201,77 +161,3 @@ _PYTHON: Mapping[str, _Form] = dict([
     _form(timedelta, lambda span: [span.days, span.seconds, span.microseconds], lambda data: timedelta(*data)),
     _form(UUID, str, UUID),
 ])  # fmt: skip
-
-
-# --- dataclasses ----------------------------------------------------------------------------------------------------
-
-
-def _fields(value: Any) -> Data:
-    return {
-        field.name: _encoded(getattr(value, field.name))
-        for field in fields(value)
-        if field.default is NO_DEFAULT or getattr(value, field.name) != field.default
-    }
-
-
-def _encoded(value: Any) -> Any:
-    match value:
-        case TokenScore() | ChoiceScore():
-            return _fields(value)
-        case bytes():
-            return value.hex()
-        case tuple():
-            return [_encoded(item) for item in value]
-        case float():
-            return value if math.isfinite(value) else repr(value)
-    return value
-
-
-def _made(data_class: type[T], data: Any) -> T:
-    known: Mapping[str, Field[Any]] = {field.name: field for field in fields(data_class)}  # type: ignore[arg-type]
-    found = _object(data, set(known), data_class.__name__)
-    try:
-        return data_class(**{name: _READERS.get(name, _same)(value) for name, value in found.items()})
-    except (TypeError, ValueError) as error:
-        raise FormatError(f"{data_class.__name__} cannot be read: {error}") from error
-
-
-def _same(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _torn(data: Any) -> Torn:
-    try:
-        head, tail = map(bytes.fromhex, data)
-    except (TypeError, ValueError) as error:
-        raise FormatError(f"{data!r} is not where a text is torn: {error}") from error
-    return Torn(head, tail)
-
-
-def _numbers(value: Any) -> tuple[float, ...]:
-    return tuple(float(item) for item in value)
-
-
-def _alternatives(value: Any) -> tuple[tuple[int, float, bytes], ...]:
-    return tuple((int(token_id), float(logprob), bytes.fromhex(text)) for token_id, logprob, text in value)
-
-
-_READERS: Mapping[str, Callable[[Any], Any]] = {
-    "token_scores": lambda value: tuple(_made(TokenScore, item) for item in value),
-    "choices": lambda value: tuple(_made(ChoiceScore, item) for item in value),
-    "token_bytes": bytes.fromhex,
-    "top": _alternatives,
-    "logprobs": _numbers,
-    "unconditional": _numbers,
-    "logprob": float,
-    "constrained_logprob": float,
-    "score": float,
-}
-
-
-def _object(data: Any, names: set[str], what: str) -> Data:
-    if not isinstance(data, dict):
-        raise FormatError(f"{shown(data)} is not {what}")
-    if unknown := data.keys() - names:
-        raise FormatError(f"{what} has unknown fields: {', '.join(sorted(unknown))}")
-    return data
