@@ -16,12 +16,13 @@ validator for each class when one is first read: unknown fields, other types and
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeVar, get_type_hints
 
 from ..errors import DslError, FormatError, GraphError, Origin
 from .expressions import MAX_DATA_DEPTH, is_too_deep
@@ -272,10 +273,12 @@ def _reader(data_class: type[Any]) -> TypeAdapter[Any]:
 
 def _form(data_class: type[Any], words: Mapping[str, Any]) -> Any:
     """How a dataclass is read: an object of its fields by the types of its annotations, from which it is made."""
-    from typing import NotRequired
-
     from pydantic import AfterValidator, ConfigDict, StrictFloat, StrictInt, with_config
-    from typing_extensions import TypedDict
+
+    if sys.version_info >= (3, 12):
+        from typing import TypedDict
+    else:
+        from typing_extensions import TypedDict
 
     numbers = {"float": StrictInt | StrictFloat} if issubclass(data_class, Node) else {}  # a graph has no nan
     hints = get_type_hints(data_class, localns={**words, **numbers}, include_extras=True)
