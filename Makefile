@@ -7,7 +7,7 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test test-unit test-engine test-long test-browser lint bench soak gpu-check clean
+.PHONY: demo test test-unit test-engine test-long test-browser mutants lint bench soak gpu-check clean
 
 demo: $(VENV)/.engine
 	$(BIN)/sglang-dsl models pull smollm2
@@ -39,6 +39,10 @@ test-long: $(VENV)/.dev
 test-browser: $(VENV)/.dev
 	@command -v chromium >/dev/null || { $(SUDO) apt-get update -q && $(SUDO) apt-get install -qy --no-install-recommends chromium; }
 	$(BIN)/python -m pytest -m browser tests/browser
+
+# Small faults that the unit tests have to notice. MUTANTS="cache --seed 7 --sample 40 --minutes 5", say, draws others.
+mutants: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py --check $(MUTANTS)
 
 bench: $(VENV)/.engine
 	$(BIN)/sglang-dsl models pull smollm2
