@@ -14,8 +14,8 @@ import pytest
 from sglang_dsl import errors, gen, program, tool
 from sglang_dsl.errors import DslError, InvalidValueError, JoinError, Origin, RemoteError, TruncatedError
 from sglang_dsl.ir.execution import MISSING
-from sglang_dsl.ir.values import RecordedError
 from sglang_dsl.ir.specs import RunOptions
+from sglang_dsl.ir.values import RecordedError
 from sglang_dsl.testing import mock
 
 HERE = Origin("program.py", 7, "triage", 4, 9)

@@ -16,7 +16,7 @@ from ...ir.semantics import evaluate, text_of
 from ...ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec
 from ..schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequest, ScoreResult
 from .answers import checked_at_once, judged, prepare, value_of
-from .entries import Entry, Produced, node_seed, own_seed
+from .entries import Entry, Produced, call_seed
 from .machine import Machine
 from .prompts import Model, Prompt
 from .requests import best, check_heal, distinct, equal_work, healed, scored, send
@@ -174,17 +174,12 @@ class GenCall(_Call):
         """Send the first request of an attempt."""
         self.asked_s = self.machine.now()
         self.lead, self.reasoning, self.reasoning_tokens, self.reasoning_cut = self.unthinking, "", 0, False
-        self.seed = self._derived_seed()
+        gen = self.gen
+        self.seed = call_seed(self.machine.seed, self.entry.id, gen.sampling.seed, gen.sample, self.attempt)
         if self.gen.reasoning is None:
             self._ask_answer()
         else:
             self._ask_reasoning(self.gen.reasoning)
-
-    def _derived_seed(self) -> int:
-        own = self.gen.sampling.seed
-        if own is not None:
-            return own_seed(own, self.gen.sample, self.attempt)
-        return node_seed(self.machine.seed, self.entry.id, self.gen.sample, self.attempt)
 
     def _ask_reasoning(self, reasoning: Reasoning) -> None:
         """Think first. What thinking and answer may generate together is `max_tokens`; a part of it is kept for the answer."""

@@ -14,11 +14,11 @@ The critical path: how much is still to be generated behind a call.
 from __future__ import annotations
 
 import hashlib
-import secrets
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from ...errors import DeadlineError, GraphError
@@ -26,7 +26,8 @@ from ...ir.execution import Outcome, Usage
 from ...ir.nodes import Fork, Gen, Input, Join, Loop, Map, Node, Return, Select, Switch, Tool
 from ...ir.outcome import PathText, Torn
 from ...ir.specs import RunOptions
-from ..schedule.request import OUTERMOST, BranchOrder, GenerateResult, LeaseId, Lineage, Result, Sink
+from ..cache.keys import Namespace
+from ..schedule.request import OUTERMOST, BranchOrder, GenerateResult, LeaseId, Lineage, Request, Result, Sink
 from ..text.tokenizer import TextPiece, Turns
 from .target import Target
 
@@ -62,12 +63,14 @@ class Entry:
     placed: the text up to and including this node is known, so what hangs on it in context may go on.
     anchor: the entry whose prompt stands after this node: itself if it adds text, else its context's.
     missing: how many signals (context placed, values there) it still waits for before it begins.
+    adds_text: whether its prompt differs from its context's (or, for a fork, is a seam).
     """
 
     id: str
     node: Node
     scope: Scope
     context: Entry | None
+    adds_text: bool = True
     future: Future[Outcome] | None = None  # made when somebody asks for it
     status: Status = "waiting"
     placed: bool = False
@@ -116,11 +119,6 @@ class Entry:
     def ended(self) -> bool:
         """Whether nothing more will happen to it."""
         return self.status not in ("waiting", "running")
-
-    @property
-    def adds_text(self) -> bool:
-        """Whether its prompt differs from its context's (or, for a fork, is a seam)."""
-        return not passes_through(self.node)
 
     @property
     def may_spend(self) -> bool:
@@ -174,28 +172,19 @@ def passes_through(node: Node) -> bool:
     return isinstance(node, (Input, Return, Tool, Map)) or (isinstance(node, Join) and node.mode != "concat")
 
 
+@dataclass(slots=True, eq=False)
 class Scope:
     """The entries a node's references can name: its own graph's, then those around it.
 
-    `prefix` stands in front of the ids of nodes in sub-graphs: region id, then arm, iteration or item.
+    prefix: stands in front of the ids of nodes in sub-graphs: region id, then arm, iteration or item. names: entries by their
+    nodes' own ids. bound: inputs of this graph by node id.
     """
 
-    __slots__ = ("_names", "bound", "outer", "prefix", "region")
-
-    def __init__(self, prefix: str = "", outer: Scope | None = None, region: Entry | None = None) -> None:
-        self.prefix = prefix
-        self.outer = outer
-        self.region = region
-        self.bound: dict[str, Any] = {}  # inputs of this graph by node id
-        self._names: dict[str, Entry] = {}
-
-    def add(self, entry: Entry) -> None:
-        """Make an entry known under its node's own id."""
-        self._names[entry.node.id] = entry
-
-    def remove(self, entry: Entry) -> None:
-        """Forget an entry."""
-        del self._names[entry.node.id]
+    prefix: str = ""
+    outer: Scope | None = None
+    region: Entry | None = None
+    names: dict[str, Entry] = field(default_factory=dict)
+    bound: dict[str, Any] = field(default_factory=dict)
 
     def find(self, node_id: str) -> Entry:
         """The entry of that id, nearest first.
@@ -205,8 +194,8 @@ class Scope:
         """
         scope: Scope | None = self
         while scope is not None:
-            if node_id in scope._names:
-                return scope._names[node_id]
+            if node_id in scope.names:
+                return scope.names[node_id]
             scope = scope.outer
         raise GraphError(f"node {node_id!r} is mentioned, but no node of that id was appended before")
 
@@ -219,8 +208,78 @@ class Scope:
             scope = scope.outer
         return False
 
-    def __contains__(self, node_id: str) -> bool:
-        return node_id in self._names
+
+@dataclass(slots=True)
+class Leases:
+    """The leases of the prompts of forks in one run: taken when the parent's text is known, counted down as branches make their first calls.
+    Owner: the run's Machine.
+
+    Every branch has a claim to its fork's lease; each claim is spent by one call, or given back, exactly once.
+    """
+
+    post: Callable[[Callable[[], None]], None]  # has something done outside the run's lock
+    forks: list[Entry] = field(default_factory=list)  # that have a lease
+
+    def take(self, fork: Entry, target: Target, namespace: Namespace, prompt_ids: Sequence[int], children: int) -> None:
+        """Keep a fork's prompt until `children` branches have spent their claims.
+
+        It covers what the branch around the fork was promised, too, so that claim is given back.
+        """
+        fork.lease = (target, target.lease(prompt_ids, namespace, children))
+        self.forks.append(fork)
+        if fork.claim is not None:
+            self._give_back(fork.claim)
+        for claim in fork.claims.values():
+            self.settle(claim)
+
+    def claim(self, fork: Entry, branch: int) -> Claim:
+        """The claim of one branch."""
+        return fork.claims.setdefault(branch, Claim(fork))
+
+    def spend(self, entry: Entry, target: Target) -> LeaseId | None:
+        """The lease a call of `entry` to `target` has to name, if it is its branch's first; else None."""
+        claim = entry.claim
+        if claim is None or claim.spent or claim.fork.lease is None or claim.fork.lease[0] is not target:
+            return None
+        claim.spent = True
+        return claim.fork.lease[1]
+
+    def settle(self, claim: Claim) -> None:
+        """Give a claim back once nothing can spend it any more."""
+        if claim.closed and claim.spenders == 0:
+            self._give_back(claim)
+
+    def unspend(self, target: Target, request: Request) -> None:
+        """A request that named a lease is not sent after all."""
+        if request.lease is not None:
+            self.post(partial(target.release, request.lease, 1))
+
+    def close(self, fork: Entry, branches: Iterable[int]) -> None:
+        """No more nodes come in these branches."""
+        for branch in branches:
+            claim = self.claim(fork, branch)
+            claim.closed = True
+            self.settle(claim)
+
+    def close_all(self) -> None:
+        """No more nodes come at all."""
+        for fork in self.forks:
+            self.close(fork, range(getattr(fork.node, "size", 0)))
+
+    def end(self) -> None:
+        """No more calls come: end whatever lease is left."""
+        for fork in self.forks:
+            if fork.lease is not None:
+                target, lease = fork.lease
+                self.post(partial(target.release, lease))
+        self.forks.clear()
+
+    def _give_back(self, claim: Claim) -> None:
+        if claim.spent or claim.fork.lease is None:
+            return
+        claim.spent = True
+        target, lease = claim.fork.lease
+        self.post(partial(target.release, lease, 1))
 
 
 class Caller(Protocol):
@@ -251,11 +310,11 @@ class Awaited(Sink, Protocol):
 
 
 class Budget:
-    """Owner: the run's Machine. `now`: seconds since the run began, on its default model's clock."""
+    """Owner: the run's Machine. `now`: seconds since the run began, on its default model's clock. `tokens`: None: any number."""
 
     def __init__(self, options: RunOptions, now: Callable[[], float]) -> None:
+        self.tokens = options.token_budget
         self._deadline_s = options.deadline_s
-        self._tokens = options.token_budget
         self._now = now
         self._generated_tokens = 0
 
@@ -278,18 +337,18 @@ class Budget:
 
     def check(self, entry: Entry) -> None:
         """Raise DeadlineError if no token may be generated any more."""
-        if self._tokens is not None and self._generated_tokens >= self._tokens:
+        if self.tokens is not None and self._generated_tokens >= self.tokens:
             raise self.error(entry)
 
     def spend(self, tokens: int) -> bool:
         """Count generated tokens. True if they were more than there were; so many calls as run may go over by a step."""
         self._generated_tokens += tokens
-        return self._tokens is not None and self._generated_tokens > self._tokens
+        return self.tokens is not None and self._generated_tokens > self.tokens
 
     def error(self, entry: Entry) -> DeadlineError:
         """Why `entry` cannot go on."""
         return DeadlineError(
-            f"the run's token budget of {self._tokens} was spent before {entry.id!r} ended",
+            f"the run's token budget of {self.tokens} was spent before {entry.id!r} ended",
             hint="raise RunOptions(token_budget=...), or lower max_tokens",
             origin=entry.node.origin,
         )
@@ -345,22 +404,14 @@ class Tally:
 SEED_BITS = 63  # fits every generator's signed 64-bit seed
 
 
-def draw_seed() -> int:
-    """A seed for a run that was given none."""
-    return secrets.randbits(SEED_BITS)
+def call_seed(run_seed: int, node_id: str, own: int | None, sample: int, attempt: int) -> int:
+    """What one attempt at one sample of a call begins with: H(run seed, node id, sample, attempt).
 
-
-def node_seed(run_seed: int, node_id: str, sample: int, attempt: int) -> int:
-    """H(run seed, node id, sample, attempt)."""
-    return _hash("node", run_seed, node_id, sample, attempt)
-
-
-def own_seed(seed: int, sample: int, attempt: int) -> int:
-    """For a gen with a `seed=` of its own, which stands in for run seed and node id. First of its kind: the seed itself."""
-    return seed if sample == attempt == 0 else _hash("own", seed, sample, attempt)
-
-
-def _hash(*parts: int | str) -> int:
+    own: the gen's `seed=`, if it has one, replaces run seed and node id; the first attempt at its first sample gets it as it is.
+    """
+    if own is not None and sample == attempt == 0:
+        return own
+    parts = ("node", run_seed, node_id, sample, attempt) if own is None else ("own", own, sample, attempt)
     fields = b"".join(f"{len(text)}:{text}".encode() for text in map(str, parts))
     return int.from_bytes(hashlib.sha256(fields).digest()[:8]) >> (64 - SEED_BITS)
 

@@ -74,13 +74,11 @@ class Outbox:
     def __init__(self) -> None:
         self._acts: deque[Callable[[], None]] = deque()
         self._draining = threading.Lock()
-
-    def post(self, act: Callable[[], None]) -> None:
-        """Queue an act. What it raises is logged: it can't be allowed to stop the acts behind it."""
-        self._acts.append(act)
+        self.post = self._acts.append  # queues an act
 
     def flush(self) -> None:
-        """Do what is queued, unless another thread (or a caller up the stack) is doing so already.
+        """Do what is queued, unless another thread (or a caller up the stack) is doing so already. What an act raises, be it
+        SystemExit, is logged: it is a listener's or callback's own fault, and must not stop the acts behind it.
 
         Raises:
             KeyboardInterrupt: Ctrl-C came meanwhile. It is raised once all acts are done: those behind must not be lost.
@@ -89,18 +87,18 @@ class Outbox:
         while self._acts and self._draining.acquire(blocking=False):
             try:
                 while self._acts:
-                    interrupted = self._do(self._acts.popleft()) or interrupted
+                    act = self._acts.popleft()
+                    try:
+                        act()
+                    except BaseException as error:  # noqa: BLE001 - logged; the run goes on
+                        if (
+                            isinstance(error, KeyboardInterrupt)
+                            and threading.current_thread() is threading.main_thread()
+                        ):
+                            interrupted = error
+                        else:
+                            _log.exception("a callback of a run raised")
             finally:
                 self._draining.release()
         if interrupted is not None:
             raise interrupted
-
-    @staticmethod
-    def _do(act: Callable[[], None]) -> KeyboardInterrupt | None:
-        try:
-            act()
-        except BaseException as error:  # noqa: BLE001 - a listener's or callback's own fault, be it SystemExit; the run goes on
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                return error
-            _log.exception("a callback of a run raised")
-        return None

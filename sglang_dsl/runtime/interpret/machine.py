@@ -12,6 +12,7 @@ What a kind of node *does* stands in the other files of this folder; `run.py` li
 
 from __future__ import annotations
 
+import secrets
 import threading
 import uuid
 from collections import deque
@@ -19,19 +20,30 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ...errors import BranchError, CancelledError, DslError, EngineClosedError, GraphError, RunError
 from ...ir.execution import BatchItem, Event, EventKind, Outcome, RunSpec
-from ...ir.nodes import Gen, Node, RoleBegin, RoleEnd, data_of
+from ...ir.nodes import Gen, Join, Node, RoleBegin, RoleEnd, data_of
 from ...ir.semantics import Lookup
 from ..schedule.request import BranchOrder, Lineage, Request, Sink
-from ..text.tokenizer import Turns
-from .entries import NO_TURNS, Awaited, Budget, Entry, Scope, Tally, draw_seed, longest_path
+from .entries import (
+    SEED_BITS,
+    Awaited,
+    Budget,
+    Entry,
+    Leases,
+    Scope,
+    Tally,
+    longest_path,
+    passes_through,
+)
 from .events import EventLog, Outbox
-from .prompts import Leases, Model
 from .target import Target
 from .user_code import Alarm, UserCode
+
+if TYPE_CHECKING:
+    from .prompts import Model
 
 PATIENCE_S = 0.5  # how long a run that is over waits for requests that were cancelled to end
 
@@ -60,8 +72,9 @@ class Machine:
     ) -> None:
         self.spec = spec
         self.run_id = uuid.uuid4().hex[:16]
-        self.seed = draw_seed() if spec.options.seed is None else spec.options.seed
+        self.seed = secrets.randbits(SEED_BITS) if spec.options.seed is None else spec.options.seed
         self.models = models
+        self.default = models[None]  # the model of calls that name none
         self.registry: dict[str, Callable[..., Any]] = dict(spec.registry)
         self.root = Scope()
         batch = spec.batch or BatchItem(self.run_id, 0, 1)
@@ -71,12 +84,14 @@ class Machine:
         self.tally = Tally()
         self.error: Exception | None = None
         self.unended = 0
-        self.started_s = self.default.target.now()
+        self._clock = self.default.target.now
+        self._started_s = self._clock()
         self.budget = Budget(spec.options, self.now)
         self.share_equal = share_equal
         self._kinds = kinds
         self._lock = threading.Lock()
         self._outbox = Outbox()
+        self.post = self._outbox.post  # has something done outside the run's lock
         self._ready: deque[Entry] = deque()
         self._ended: deque[Entry] = deque()  # with watchers that are not told yet
         self._critical_tokens: dict[Entry, int] = {}  # what holds for the first `_foreseen` entries
@@ -85,7 +100,7 @@ class Machine:
         self.flights: dict[Hashable, Awaited] = {}
         self.leases = Leases(self.post)
         self.pure_calls: dict[tuple[str, Hashable], Entry] = {}  # (tool, what its arguments are)
-        self.user_code = UserCode()
+        self._user_code: UserCode | None = None
         self.on_idle: Callable[[], None] = _nothing
         self.body_goes_on = (
             False  # it may append more, for all that is known: it has asked for nothing since it last did
@@ -98,9 +113,11 @@ class Machine:
         self._idle = False
 
     @property
-    def default(self) -> Model:
-        """The model of calls that name none."""
-        return self.models[None]
+    def user_code(self) -> UserCode:
+        """Where tools, validators and the like are called; made when the first of them is."""
+        if self._user_code is None:
+            self._user_code = UserCode()
+        return self._user_code
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -149,12 +166,12 @@ class Machine:
         return taken
 
     def _take(self, node: Node, scope: Scope, context: Entry | None) -> Entry:
-        if node.id in scope:
+        if node.id in scope.names:
             raise GraphError(f"node id {node.id!r} is taken")
         if type(node) not in self._kinds.begin and type(node) not in self._kinds.check:
             raise GraphError(f"node {node.id!r} is of kind {node.kind!r}, which this runtime cannot execute")
-        entry = Entry(scope.prefix + node.id, node, scope, context)
-        scope.add(entry)
+        entry = Entry(scope.prefix + node.id, node, scope, context, adds_text=not passes_through(node))
+        scope.names[node.id] = entry
         self.entries[entry.id] = entry
         self.unended += 1
         try:
@@ -171,67 +188,65 @@ class Machine:
     def _untake(self, entry: Entry) -> None:
         """Undo `_take` of an entry that has not begun and that nothing else hangs on."""
         entry.status = "cancelled"
-        entry.scope.remove(entry)
+        del entry.scope.names[entry.node.id]
         del self.entries[entry.id]
         self.unended -= 1
         if entry.claim is not None and entry.may_spend:
             entry.claim.spenders -= 1
-        for source in (entry.context, *map(entry.scope.find, (*self._waits_for(entry.node), *entry.node.control))):
+        for source in (entry.context, *map(entry.scope.find, _waits_for(entry.node))):
             for waiting in () if source is None else (source.children, source.on_place, source.on_done):
                 if entry in waiting:
                     waiting.remove(entry)
 
     def _link(self, entry: Entry) -> None:
+        """Where the entry stands, and what it waits for. Raises the error of what it hangs on, where that has failed."""
         node, scope = entry.node, entry.scope
         if node.context is not None:
             entry.context = scope.find(node.context)
-        self._join_branch(entry)
-        if (context := entry.context) is not None:
-            entry.known = context if context.placed else context.known
-            entry.turns = _turns_after(context.turns, entry.node)
-            entry.place = context.place if node.branch is None else BranchOrder(context.place, node.branch)
+        context = entry.context
+        if context is None:
+            entry.lineage = self._lineage
         else:
-            entry.turns = _turns_after(NO_TURNS, entry.node)
-        if entry.context is not None:
-            _raise_error_of(entry.context)
-            entry.context.children.append(entry)
-            if not entry.context.placed:
+            claim, entry.lineage, entry.place = context.claim, context.lineage, context.place
+            entry.known = context if context.placed else context.known
+            entry.turns = context.turns
+            if node.branch is not None:
+                size = getattr(context.node, "size", 0)
+                if not 0 <= node.branch < size:
+                    raise BranchError(
+                        f"node {entry.id!r} names branch {node.branch} of {context.id!r}, which has no such branch"
+                    )
+                claim = self.leases.claim(context, node.branch)
+                entry.lineage = Lineage(context.id, node.branch, size, context.lineage)
+                entry.place = BranchOrder(context.place, node.branch)
+            if claim is not None:
+                entry.claim = claim
+                claim.spenders += entry.may_spend
+            if context.error is not None:
+                raise context.error
+            context.children.append(entry)
+            if not context.placed:
                 entry.missing += 1
-                entry.context.on_place.append(entry)
-        for node_id in dict.fromkeys((*self._waits_for(node), *node.control)):
+                context.on_place.append(entry)
+        if isinstance(node, RoleBegin):
+            entry.turns = entry.turns.opened(node.role)
+        elif isinstance(node, RoleEnd):
+            entry.turns = entry.turns.ended()
+        for node_id in _waits_for(node):
             source = scope.find(node_id)
             if not scope.encloses(source):
                 self.await_value(entry, source)
-        if entry.context is None or entry.context.placed:
-            self._signal_placed(entry)
-
-    def _waits_for(self, node: Node) -> Sequence[str]:
-        return () if node.kind == "join" else data_of(node)
+        if not entry.adds_text and (context is None or context.placed):
+            self.place(entry, context.anchor if context else None)
 
     def await_value(self, entry: Entry, source: Entry) -> None:
         """`entry` begins only once `source` is done; it fails with it. Raises the cause if that has failed already."""
         if source.status == "done":
             return
-        _raise_error_of(source)
+        if source.error is not None:
+            raise source.error
         entry.missing += 1
         source.on_done.append(entry)
-
-    def _join_branch(self, entry: Entry) -> None:
-        """Which branch the entry stands in, and under which claim."""
-        context, branch = entry.context, entry.node.branch
-        if context is None:
-            entry.lineage = self._lineage
-            return
-        entry.claim, entry.lineage = context.claim, context.lineage
-        if branch is not None:
-            if branch < 0 or branch >= getattr(context.node, "size", 0):
-                raise BranchError(
-                    f"node {entry.id!r} names branch {branch} of {context.id!r}, which has no such branch"
-                )
-            entry.claim = self.leases.claim(context, branch)
-            entry.lineage = Lineage(context.id, branch, getattr(context.node, "size", 0), context.lineage)
-        if entry.claim is not None and entry.may_spend:
-            entry.claim.spenders += 1
 
     # Progress
 
@@ -258,7 +273,7 @@ class Machine:
                     self.leases.unspend(target, request)
             wanted = [(request, flight) for request, flight in requests if flight.wanted]
             if wanted:
-                self._outbox.post(partial(self._submit, target, wanted))
+                self.post(partial(self._submit, target, wanted))
         self._requests.clear()
 
     def attempt(self, entry: Entry, action: Callable[[], None]) -> None:
@@ -278,12 +293,9 @@ class Machine:
         waiting, entry.on_place = entry.on_place, []
         for child in waiting:
             if not child.ended:
-                self._signal_placed(child)
+                if not child.adds_text and not child.placed:
+                    self.place(child, child.context.anchor if child.context else None)
                 self._signal(child)
-
-    def _signal_placed(self, entry: Entry) -> None:
-        if not entry.adds_text and not entry.placed:
-            self.place(entry, entry.context.anchor if entry.context else None)
 
     def _signal(self, entry: Entry) -> None:
         entry.missing -= 1
@@ -352,7 +364,7 @@ class Machine:
             self.leases.settle(entry.claim)
         self.emit(Event(kind=kind, node_id=entry.id, outcome=entry.outcome, error=entry.error, at_s=self.now()))
         if entry.future is not None:
-            self._outbox.post(partial(_resolve, entry, entry.future))
+            self.post(partial(_resolve, entry, entry.future))
         if entry.watchers:
             self._ended.append(entry)
 
@@ -364,8 +376,10 @@ class Machine:
 
     def seal(self) -> None:
         """No more nodes come from outside: what branches were promised and will not use is given back."""
+        self.body_rests()
         self._sealed = True
-        self.leases.close_all()
+        if self.leases.forks:
+            self.leases.close_all()
 
     def _end_if_idle(self) -> None:
         if self._sealed and not self.unended and not self._idle:
@@ -375,8 +389,10 @@ class Machine:
             if self._patience is not None:
                 self.user_code.alarms.cancel(self._patience)
             self._idle = True
-            self.leases.end()
-            self.user_code.close()
+            if self.leases.forks:
+                self.leases.end()
+            if self._user_code is not None:
+                self._user_code.close()
             self.on_idle()
 
     def _end_anyway(self) -> None:
@@ -387,7 +403,7 @@ class Machine:
 
     def now(self) -> float:
         """Seconds since the run began."""
-        return self.default.target.now() - self.started_s
+        return self._clock() - self._started_s
 
     def submit(self, target: Target, request: Request, flight: Awaited) -> None:
         """Queue a request; all that are queued before the end of `settle` go out together."""
@@ -428,16 +444,14 @@ class Machine:
         if len(self.entries) - self._foreseen > (self._foreseen >> 3 if self._foreseen > EXACTLY_FORESEEN else 0):
             self._critical_tokens.clear()
             self._foreseen = len(self.entries)
+        if not entry.children and not entry.on_done:
+            return _most_tokens(entry)
         return longest_path(entry, _followers, _most_tokens, self._critical_tokens)
-
-    def post(self, act: Callable[[], None]) -> None:
-        """Do something outside the run's lock."""
-        self._outbox.post(act)
 
     def emit(self, event: Event) -> None:
         """Log an event and tell the listeners."""
         for listener in self.events.append(event):
-            self._outbox.post(partial(listener, event))
+            self.post(partial(listener, event))
 
     def _submit(self, target: Target, requests: Sequence[tuple[Request, Sink]]) -> None:
         try:
@@ -452,10 +466,10 @@ class Machine:
             raise
 
 
-def _turns_after(turns: Turns, node: Node) -> Turns:
-    if isinstance(node, RoleBegin):
-        return turns.opened(node.role)
-    return turns.ended() if isinstance(node, RoleEnd) else turns
+def _waits_for(node: Node) -> Iterable[str]:
+    """Ids of the nodes whose ends it waits for, each once. A join is told of each by itself."""
+    mentioned = () if isinstance(node, Join) else data_of(node)
+    return dict.fromkeys((*mentioned, *node.control)) if node.control else mentioned
 
 
 def _nothing() -> None:
@@ -469,11 +483,6 @@ def _followers(entry: Entry) -> Iterator[Entry]:
 
 def _most_tokens(entry: Entry) -> int:
     return entry.node.sampling.most_tokens if isinstance(entry.node, Gen) and not entry.ended else 0
-
-
-def _raise_error_of(entry: Entry) -> None:
-    if entry.error is not None:
-        raise entry.error
 
 
 def _resolve(entry: Entry, future: Future[Outcome]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,6 @@ from ...ir.nodes import (
 from ...ir.record import RunRecord, plain_options
 from .branches import begin_fork, begin_join, check_fork, check_join
 from .calls import begin_gen, begin_select, check_gen, check_select
-from .entries import Entry
 from .machine import Kinds, Machine
 from .prompts import Model
 from .regions import begin_loop, begin_map, begin_switch, check_region, last_of, said_up_to
@@ -129,7 +129,8 @@ class InterpretedRun:
         self._machine = Machine(spec, models, KINDS, share_equal=share_equal)
         self._summary: Future[RunSummary] = Future()
         self._summary.set_running_or_notify_cancel()
-        self._closed: DslError | None = None
+        self._closed = False
+        self._cancelled: DslError | None = None  # why it was closed, if not by `seal`
         self._machine.on_idle = self._finish
 
     @property
@@ -145,12 +146,15 @@ class InterpretedRun:
     def extend(self, nodes: Sequence[Node]) -> None:
         """See `Run`."""
         with self._machine.turn():
-            if self._closed is not None:
-                raise self._closed
+            if self._closed:
+                sealed = RunError("the run is sealed: its program has returned", hint="append before the program ends")
+                raise self._cancelled or sealed
             self._machine.body_goes_on = True
             taken = self._machine.take(nodes, self._machine.root)
             self._machine.settle()
-            failure = _failed_at_once(taken)
+            # joins and returns that failed at once fail when they are read
+            failures = (e.error for e in taken if e.status == "failed" and not isinstance(e.node, (Join, Return)))
+            failure = next(failures, None)
         if failure is not None:
             raise failure
 
@@ -174,13 +178,13 @@ class InterpretedRun:
             entry = self._machine.entries.get(node_id)
             if entry is None:
                 raise GraphError(f"node {node_id!r} was not appended to this run")
-            error = waits_for_itself(self._machine, entry)
-            if error is not None:
+            caller = caller_of(self._machine)
+            if caller is None:
+                self._machine.body_rests()
+            elif (error := waits_for_itself(caller, entry)) is not None:
                 never: Future[Outcome] = Future()
                 never.set_exception(error)
                 return never
-            if caller_of(self._machine) is None:
-                self._machine.body_rests()
             return self._machine.future(entry)
 
     def cancel(self, node_ids: Sequence[str] | None = None, reason: str = "") -> None:
@@ -196,7 +200,9 @@ class InterpretedRun:
     def seal(self) -> Future[RunSummary]:
         """See `Run`. Sealing again returns the same future."""
         with self._machine.turn():
-            self._close(RunError("the run is sealed: its program has returned", hint="append before the program ends"))
+            if not self._closed:
+                self._closed = True
+                self._machine.seal()
         return self._summary
 
     def record(self) -> RunRecord:
@@ -216,12 +222,8 @@ class InterpretedRun:
         error = CancelledError("the run was cancelled" + (f": {reason}" if reason else ""))
         self._machine.error = self._machine.error or error
         self._machine.cancel_all(reason or "the run was cancelled")
-        self._close(error)
-
-    def _close(self, error: DslError) -> None:
-        if self._closed is None:
-            self._closed = error
-            self._machine.body_rests()
+        if not self._closed:
+            self._closed, self._cancelled = True, error
             self._machine.seal()
 
     def _finish(self) -> None:
@@ -234,13 +236,5 @@ class InterpretedRun:
             error=machine.error,
             text=said_up_to(last_of(own)).text,
         )
-        machine.post(lambda: self._summary.set_result(summary))
+        machine.post(partial(self._summary.set_result, summary))
         machine.emit(Event(kind="run_finished", error=machine.error, at_s=machine.now()))
-
-
-def _failed_at_once(entries: Sequence[Entry]) -> Exception | None:
-    """The error of an entry that failed in the turn that took it. Joins and returns fail when they are read."""
-    for entry in entries:
-        if entry.status == "failed" and not isinstance(entry.node, (Join, Return)):
-            return entry.error
-    return None

@@ -135,10 +135,9 @@ def caller_of(machine: Machine) -> Entry | None:
     return caller if caller is not None and machine.entries.get(caller.id) is caller else None
 
 
-def waits_for_itself(machine: Machine, wanted: Entry) -> DslError | None:
-    """The error for code of a run that wants a value which cannot be there before this very code has ended; None elsewhere."""
-    caller = caller_of(machine)
-    if caller is None or caller.ended or wanted.ended:
+def waits_for_itself(caller: Entry, wanted: Entry) -> DslError | None:
+    """The error for code of `caller` that wants a value which cannot be there before this very code has ended; None elsewhere."""
+    if caller.ended or wanted.ended:
         return None
     seen, work = {caller.id}, [caller]
     while work:
