@@ -429,7 +429,7 @@ def _diff(a: Path, b: Path) -> int:
 
 def _replay(record: Path, target: str, arg: Sequence[str]) -> int:
     from .frontend.session import use
-    from .runtime.backends.replay.recorded import RecordedExecutor
+    from .runtime.backends.replay import RecordedExecutor
 
     recorded = _record(record)
     program = _program(target)

@@ -20,7 +20,7 @@ from sglang_dsl import RunOptions, State, gen, program, select, tool
 from sglang_dsl.errors import DslError, FormatError, ProgramError, SpecError
 from sglang_dsl.ir.json_format import dumps
 from sglang_dsl.ir.record import dump_record, parse_record
-from sglang_dsl.runtime.backends.replay.recorded import RecordedExecutor
+from sglang_dsl.runtime.backends.replay import RecordedExecutor
 from sglang_dsl.testing import mock
 
 if TYPE_CHECKING:

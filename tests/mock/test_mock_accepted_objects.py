@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BaseModel, field_validator
 from sglang_dsl import RunOptions, State, gen, program, tool
 from sglang_dsl.ir.record import dump_record, parse_record
 from sglang_dsl.runtime.backends.mock import mock
-from sglang_dsl.runtime.backends.replay.recorded import RecordedExecutor
+from sglang_dsl.runtime.backends.replay import RecordedExecutor
 
 asked: Counter[int] = Counter()
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ from sglang_dsl.errors import (
     QueueFullError,
     SpecError,
 )
+from sglang_dsl.ir.outcome import TokenScore, Torn
+from sglang_dsl.runtime.backends.cassette import Cassette, ModelFacts, RecordedCall
+from sglang_dsl.runtime.schedule.request import GenerateResult, ScoreResult
 from sglang_dsl.testing import Fault, cassette, fails, mock, pieces, with_faults
 
 ANSWER = gen("answer", max_tokens=16, temperature=0)
@@ -60,7 +65,7 @@ def test_cassette_replays_values_texts_counts_and_splits_without_the_model(path:
     assert again.value == original.value
     assert again.text == original.text
     assert again.usage.computed_tokens == original.usage.computed_tokens
-    recorded = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    recorded = [json.loads(line) for line in path.read_text().splitlines()[1:-1]]
     assert [len(take["deltas"]) for take in recorded if take["key"]["kind"] == "generate"] == [3, 3]
 
 
@@ -172,6 +177,56 @@ def test_cassette_that_is_damaged_or_missing_is_refused(tmp_path: Path) -> None:
         cassette(bad, mode="replay")
     with pytest.raises(SpecError, match="unknown"):
         cassette(bad, mode="rewind")  # type: ignore[arg-type]
+
+
+def test_cassette_keeps_scores_and_torn_bytes_to_the_last_bit(tmp_path: Path) -> None:
+    scores = (
+        TokenScore(token_id=1, logprob=-0.0, token_bytes=b"\xe6", top=((2, -math.inf, b"\xff"), (3, math.nan, b""))),
+    )
+    generated = GenerateResult(request_id="", token_ids=(1,), text="\ud800\ufffd", finish_reason="eos", torn=Torn(b"", b"\xe6"), token_scores=scores, prompt_scores=(None, *scores), matched=2**70, started_s=0.1 + 0.2)  # fmt: skip
+    scored = ScoreResult(request_id="", logprobs=((-0.1 - 0.2, -math.inf),))
+    calls = [
+        RecordedCall({"kind": "generate"}, 0, [("\ud800", 1)], generated),
+        RecordedCall({"kind": "score"}, 1, [], scored),
+    ]
+    Cassette(ModelFacts(model="m"), calls).save(tmp_path / "c.jsonl", str)
+    read = Cassette.load(tmp_path / "c.jsonl")
+    assert repr(read) == repr(Cassette(ModelFacts(model="m"), calls))
+    assert [file.name for file in tmp_path.iterdir()] == ["c.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda lines: lines[:-1], "cut off"),
+        (lambda lines: [*lines[:-1], lines[-1][:-9]], "line 3 of the cassette is not JSON"),
+        (lambda lines: [lines[0], lines[1].replace("eos", "stop"), lines[2]], "changed after it was written"),
+        (lambda lines: [lines[0].replace('"calls"', '"run"'), *lines[1:]], "not a cassette but a record"),
+        (lambda lines: [lines[0].replace('"version":1', '"version":2'), *lines[1:]], "version 2; this release reads"),
+        (lambda lines: ['{"format": "sglang-dsl-cassette", "version": 1}\n'], "an earlier format (version 1)"),
+        (lambda lines: resealed(lines[0], lines[1].replace('"end":0', '"end":"x"')), "line 2 of the cassette: a call, field end: 'x' is not int"),
+        (lambda lines: resealed(lines[0].replace('"model"', '"modul"'), lines[1]), "line 1 of the cassette has unknown fields: modul"),
+    ],
+)  # fmt: skip
+def test_cassette_file_that_is_not_whole_is_refused_with_the_line_and_what_to_do(
+    tmp_path: Path, damage: Any, words: str
+) -> None:
+    file = tmp_path / "c.jsonl"
+    call = RecordedCall(
+        {"kind": "generate"}, 0, [], GenerateResult(request_id="", token_ids=(), text="", finish_reason="eos")
+    )
+    Cassette(ModelFacts(model="m"), [call]).save(file, str)
+    file.write_text("".join(damage(file.read_text().splitlines(keepends=True))))
+    with pytest.raises(FormatError) as caught:
+        Cassette.load(file)
+    assert words in caught.value.what
+    assert caught.value.hint
+
+
+def resealed(*lines: str) -> list[str]:
+    """The lines of a file that somebody wrote with a hash that fits."""
+    digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+    return [*lines, json.dumps({"end": {"lines": len(lines), "hash": f"sha256:{digest}"}}) + "\n"]
 
 
 # faults

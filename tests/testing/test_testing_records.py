@@ -9,7 +9,7 @@ from sglang_dsl import RunOptions, State, gen, program, select
 from sglang_dsl.errors import CassetteError
 from sglang_dsl.ir.execution import RunSpec, execute
 from sglang_dsl.ir.record import load_record, save_record
-from sglang_dsl.runtime.backends.replay.recorded import RecordedExecutor
+from sglang_dsl.runtime.backends.replay import RecordedExecutor
 from sglang_dsl.testing import mock
 
 V = gen("v", max_tokens=8)

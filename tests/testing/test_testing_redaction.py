@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sglang_dsl.runtime.backends.replay.tape import REDACTED, Redactor
+from sglang_dsl.testing.cassettes import REDACTED, Redactor
 
 
 def test_pattern_that_backtracks_redacts_the_whole_text_in_time() -> None:

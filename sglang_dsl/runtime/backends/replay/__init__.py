@@ -1,1 +1,0 @@
-"""Cassettes: what a model answered, kept as data, and played back without it."""
