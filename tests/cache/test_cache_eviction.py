@@ -95,3 +95,64 @@ def test_priority_of_a_request_reaches_the_prefix_it_shares(bench):
     it.cache.pool.free(it.cache.tree.evict(1))
     assert it.cached(1, 2) == 2
     it.check()
+
+
+def test_uses_of_an_evicted_end_count_for_what_it_ended(bench):
+    it = bench(eviction="lfu")
+    it.put(1, 2)
+    it.put(1, 2, 3)
+    it.put(1, 2, 4)
+    it.put(8, 9)
+    for tokens in ((1, 2, 3), (1, 2, 3), (1, 2, 4)):
+        touch(it, *tokens)
+    touch(it, 8, 9)
+    for _ in range(3):
+        if it.cached(1, 2, 3) == 3 or it.cached(1, 2, 4) == 3:
+            it.cache.pool.free(it.cache.tree.evict(1))
+    assert it.cached(1, 2) == 2
+    it.check()
+
+
+def test_recency_of_an_evicted_end_is_that_of_what_it_ended(bench):
+    it = bench()
+    it.put(1, 2, 3)
+    it.put(1, 2, 4)
+    it.put(8, 9)
+    for tokens in ((1, 2, 3), (1, 2, 4)):
+        touch(it, *tokens)
+    it.cache.pool.free(it.cache.tree.evict(2))
+    assert (it.cached(8, 9), it.cached(1, 2, 3)) == (0, 3)
+    it.check()
+
+
+@pytest.mark.parametrize(("hits", "protected"), [(1, False), (2, True)])
+def test_node_used_twice_is_in_the_protected_segment(bench, hits, protected):
+    it = bench(eviction="slru")
+    it.put(*A)
+    for _ in range(hits):
+        touch(it, *A)
+    it.put(*B)
+    it.cache.pool.free(it.cache.tree.evict(1))
+    assert survivors(it, A, B) == [A if protected else B]
+
+
+def test_evicted_and_used_pages_are_counted(bench):
+    it = bench(num_pages=8)
+    it.put(*range(6))
+    assert (it.cache.evicted_pages, it.cache.peak_used_pages) == (0, 0)
+    client = it.client(50, 51, 52)
+    assert client.compute()
+    it.cache.note_use()
+    assert (it.cache.evicted_pages, it.cache.peak_used_pages) == (6, 3), "a leaf goes as a whole"
+    it.drop(client)
+    it.cache.note_use()
+    assert it.cache.peak_used_pages == 3
+    it.put(1, 2)
+    assert it.cache.flush() == 2
+    assert it.cache.allocate(9, 1) is None
+    assert it.cache.evicted_pages == 6
+
+
+@pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2)])
+def test_pages_of_so_many_tokens(bench, tokens, pages):
+    assert bench(page_size=4).cache.pages_for(tokens) == pages

@@ -136,3 +136,83 @@ def test_older_of_two_leases_of_one_length_is_demoted_first(bench):
     it.cache.pool.free(it.cache.tree.evict(3))
     assert (it.cached(7, 8, 9), it.cached(1, 2, 3)) == (0, 3)
     it.check()
+
+
+def test_demoted_lease_that_has_ended_protects_nothing_any_more(bench):
+    it = bench(num_pages=12)
+    it.put(1, 2, 3)
+    held = lease(it, 1, 2, 3)
+    assert it.cache.leases.demote(1)
+    it.cache.leases.count_down(held)
+    it.put(7, 8, 9)
+    it.cache.pool.free(it.cache.tree.evict(3))
+    assert (it.cached(1, 2, 3), it.cached(7, 8, 9)) == (0, 3), "the older goes first"
+    it.check()
+
+
+def test_lease_of_several_children_counts_each(bench):
+    it = bench()
+    it.put(1, 2)
+    held = lease(it, 1, 2, children=3)
+    it.cache.leases.count_down(held, 2)
+    assert (len(it.cache.leases), it.cache.tree.evictable_pages) == (1, 0)
+    it.cache.leases.count_down(held, 2)
+    assert (len(it.cache.leases), it.cache.tree.evictable_pages) == (0, 2)
+
+
+def test_ids_of_leases_are_the_callers_own_or_negative_and_distinct(bench):
+    it = bench()
+    assert it.cache.leases.open(it.namespace, pack((1, 2)), 1, 7) == 7
+    drawn = [lease(it, 1, 2) for _ in range(3)]
+    assert len(set(drawn)) == 3
+    assert max(drawn) < 0
+
+
+def test_leases_lock_three_quarters_of_the_pool_at_most_and_no_less(bench):
+    it = bench(num_pages=16)
+    it.put(*range(12))
+    lease(it, *range(12))
+    assert (it.cache.leases.leased_pages, it.cache.leases.demoted) == (12, 0)
+    it.put(20)
+    lease(it, 20)
+    assert (it.cache.leases.leased_pages, it.cache.leases.demoted) == (12, 1)
+    it.check()
+
+
+def test_demotion_stops_once_enough_can_be_evicted_and_says_whether_any_lease_locked(bench):
+    it = bench(num_pages=64)
+    assert not it.cache.leases.demote(1)
+    it.put(1, 2, 3)
+    lease(it, 1, 2, 3)
+    lease(it, 50, 51)  # nothing of it is computed: it locks nothing
+    assert it.cache.leases.demote(1)
+    assert (it.cache.leases.demoted, it.cache.leases.leased_pages) == (1, 0)
+    assert not it.cache.leases.demote(1)
+
+
+def test_demoted_lease_does_not_lock_again_when_its_path_grows(bench):
+    it = bench(num_pages=64)
+    it.put(1, 2)
+    held = lease(it, 1, 2, 3, 4)
+    assert it.cache.leases.demote(1)
+    it.put(1, 2, 3, 4)
+    it.cache.leases.follow()
+    assert it.cache.leases.leased_pages == 0
+    assert it.cache.tree.evictable_pages == 4
+    it.cache.leases.count_down(held)
+    it.check()
+
+
+def test_lease_grows_by_whole_pages_and_not_beyond_its_path(bench):
+    it = bench(num_pages=64, page_size=4)
+    lease(it, *range(10))
+    it.put(*range(4))
+    it.cache.leases.follow()
+    assert it.cache.leases.leased_pages == 1
+    it.put(*range(40))
+    it.cache.leases.follow()
+    assert it.cache.leases.leased_pages == 2
+    it.put(*range(8), 90, 91, 92, 93)
+    it.cache.leases.follow()
+    assert it.cache.leases.leased_pages == 2
+    it.check()

@@ -119,3 +119,36 @@ def test_levels_are_kept_until_the_batch_changes(lab):
     assert plans[1].levels is plans[2].levels
     it.turn()
     assert it.turn().levels == ()
+
+
+def test_request_that_says_no_priority_comes_after_one_that_says_one(lab):
+    it = lab(max_running=1, policy="priority")
+    assert order_of(it, queue(it, plain=((1, 2), {}), one=((3, 4), {"priority": 1}))) == ["one", "plain"]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "longest_prefix", "depth_first", "priority"])
+def test_those_who_waited_too_long_go_first_in_their_own_order_and_once(lab, policy):
+    it = lab(policy=policy, max_running=9, aging_s=5.0)
+    it.generate("warm", HOT, 2)
+    it.run()
+    for i in range(3):
+        it.generate(f"old{i}", (40 + i, 1), 2, priority=i)
+    it.now += 5.5
+    it.generate("hot", (*HOT, 47), 2, priority=9)
+    plan = it.turn()
+    assert [opened.request_id for opened in plan.opens][:3] == ["old0", "old1", "old2"]
+    assert len(plan.opens) == 4
+    it.run()
+    it.expect_cold_outputs()
+
+
+@pytest.mark.parametrize(("waited", "first"), [(4.9, "hot"), (5.1, "old")])
+def test_waiting_counts_from_arrival(lab, waited, first):
+    it = lab(max_running=1, aging_s=5.0)
+    it.generate("warm", HOT, 2)
+    it.run()
+    it.generate("old", (40, 1), 2)
+    it.now += waited
+    it.generate("hot", (*HOT, 47), 2)
+    [opened] = it.turn().opens
+    assert opened.request_id == first

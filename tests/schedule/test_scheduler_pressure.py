@@ -389,3 +389,56 @@ def test_reserve_is_never_lowered_by_a_retraction_nor_more_than_all(generated, l
     ratio = NewTokenRatio()
     ratio.retracted([SimpleNamespace(generated=generated, max_new=left)])
     assert ratio.value == expected
+
+
+def test_leases_become_hints_before_a_parked_prompt_is_sent_back(lab, namespace):
+    """Nothing decodes and the pool is held by a lease and by half of a prompt: the lease yields."""
+    it = lab(num_pages=64, prefill_chunk_tokens=8)
+    it.generate("chunked", prompt(2, 50), 2)
+    it.turn()
+    it.generate("parent", prompt(1, 30), 1)
+    it.scheduler.lease(prompt(1, 30), namespace(""), 3)
+    it.run()
+    assert set(it.ended.values()) == {"finished"}
+    assert it.scheduler.snapshot().demoted_leases <= 1
+    it.expect_cold_outputs()
+
+
+def test_reserve_fades_by_the_step_and_is_whole_again_when_nothing_runs(lab):
+    it = lab()
+    assert it.scheduler.snapshot().new_token_ratio == INITIAL_RATIO
+    it.generate("r", prompt(1, 5), 21)
+    it.run()
+    faded = it.scheduler.snapshot().new_token_ratio
+    assert faded == pytest.approx(INITIAL_RATIO - 20 * (INITIAL_RATIO - LOWEST_RATIO) / DECAY_STEPS)
+    it.generate("again", prompt(1, 5), 1)
+    it.turn()
+    assert it.scheduler.snapshot().new_token_ratio == INITIAL_RATIO
+    ratio = NewTokenRatio()
+    for _ in range(2 * DECAY_STEPS):
+        ratio.decay()
+    assert ratio.value == LOWEST_RATIO
+
+
+@pytest.mark.parametrize(("most", "admitted"), [(40, 2), (60, 1)])
+def test_request_is_admitted_where_the_share_of_what_all_may_still_generate_fits(lab, most, admitted):
+    """Pool 64; each has 4 prompt tokens: 4 + 0.7 * 40 + 1 fits twice, 4 + 0.7 * 60 + 1 does not."""
+    it = lab(num_pages=70)
+    for i in range(2):
+        it.generate(f"r{i}", prompt(i, 4), most)
+    assert len(it.turn().opens) == admitted
+    it.run()
+    it.expect_cold_outputs()
+
+
+def test_score_is_admitted_only_where_its_longest_choice_fits(lab):
+    it = lab(num_pages=64)
+    it.generate("g", prompt(1, 10), 40)
+    it.turn()
+    it.score("s", prompt(2, 10), [tuple(range(30)), (1,)])
+    it.turn()
+    assert it.scheduler.snapshot().running == 1
+    it.run()
+    assert it.scheduler.snapshot().retracted == 0
+    it.expect_cold_outputs()
+    it.expect_all_released()
