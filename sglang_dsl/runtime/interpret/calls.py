@@ -37,16 +37,18 @@ def check_gen(machine: Machine, entry: Entry) -> None:
     if not isinstance(gen, Gen):
         return
     model = model_of(machine, gen)
-    model.audit(gen.constraint)
-    model.audit(_constraint_of(gen.reasoning))
-    prepare(gen.constraint)
-    check_heal(gen)
+    if gen.constraint is not None or gen.reasoning is not None:
+        model.audit(gen.constraint)
+        model.audit(_constraint_of(gen.reasoning))
+        prepare(gen.constraint)
+        check_heal(gen)
     if gen.validator is not None and gen.validator not in machine.registry:
         raise SpecError(f"no validator is registered as {gen.validator!r}", origin=gen.origin)
     if gen.validator is not None or gen.constraint is not None:
         keep_context(entry)
     wanted = gen.sampling.max_tokens or max(1, gen.sampling.min_tokens)  # not given: what is left, so one at least
-    model.check_length(model.known_tokens(entry.known), wanted, entry)
+    known = model.prompt_after(entry.known.anchor if entry.known else None)  # of its path, as far as it is encoded
+    model.check_length(len(known.ids), wanted, entry)
 
 
 def check_select(machine: Machine, entry: Entry) -> None:
@@ -95,29 +97,21 @@ class _Call:
         self.entry = entry
         self.model = model_of(machine, node)
         self.target = self.model.target
-        self.prompt: Prompt = self.model.seam_after(entry.context.anchor if entry.context else None)
-        self.prompt_ids = self.model.prompter.call_ids(self.prompt)
-        closes = getattr(node, "reasoning", None) is None and self.template_opens_thinking(THINKING.begin)
+        anchor = entry.context.anchor if entry.context else None
+        self.prompt: Prompt = self.model.seam_after(anchor)
+        self.prompt_ids = self.prompt.ids or self.model.prompter.bos_alone()
+        # what the call stands right behind: the template's opening of a turn, or text of the program
+        self.opening = anchor.outcome.text if anchor and anchor.outcome and isinstance(anchor.node, RoleBegin) else ""
+        self.written = "".join(p.text for p in anchor.pieces) if anchor and isinstance(anchor.node, Text) else ""
+        closes = getattr(node, "reasoning", None) is None and self.opening.rstrip().endswith(THINKING.begin)
         # ids that end a block of thoughts which the template has opened, for a call that does not think
         self.unthinking = self.model.prompter.marker_ids(f"\n{THINKING.end}\n\n") if closes else ()
-        anchor = entry.context.anchor if entry.context else None
-        self.prompt_tail = anchor.pieces if anchor is not None and isinstance(anchor.node, Text) else ()
-        wrong = blank_finding("".join(piece.text for piece in self.prompt_tail), choices_of(node))
-        self.findings: tuple[str, ...] = (wrong,) if wrong else ()
+        self.findings: tuple[str, ...] = ()
+        if isinstance(node, Select) or node.constraint is not None:
+            wrong = blank_finding(self.written, choices_of(node))
+            self.findings = (wrong,) if wrong else ()
         self.admitted = False
         self.asked_s = machine.now()
-
-    def template_opens_thinking(self, begin: str) -> bool:
-        """Whether the turn that was opened just before this call begins with a block of thoughts: some templates open it."""
-        anchor = self.entry.context.anchor if self.entry.context else None
-        if anchor is None or not isinstance(anchor.node, RoleBegin) or anchor.outcome is None:
-            return False
-        return anchor.outcome.text.rstrip().endswith(begin)
-
-    def opens_thinking(self, begin: str) -> bool:
-        """The same, or whether the program's own text ends with the marker."""
-        written = "".join(piece.text for piece in self.prompt_tail)
-        return self.template_opens_thinking(begin) or written.rstrip().endswith(begin)
 
     def label(self, *, sample: int = 0, attempt: int = 0) -> Label:
         """Who asks."""
@@ -133,6 +127,8 @@ class _Call:
 
     def deadline_s(self, timeout_s: float | None = None) -> float | None:
         """On the target's clock: the run's own, or an earlier one. Raises DeadlineError if the run's is over."""
+        if self.machine.budget.deadline_s is None and timeout_s is None:
+            return None
         left_s = self.machine.budget.seconds_left(self.entry)
         limits = [s for s in (left_s, timeout_s) if s is not None]
         return self.target.now() + min(limits) if limits else None
@@ -158,16 +154,18 @@ class GenCall(_Call):
         super().__init__(machine, entry, gen)
         self.gen = gen
         self.attempt = 0
-        self.opened = gen.reasoning is not None and self.opens_thinking(gen.reasoning.begin)
+        # whether the block of thoughts is open already: the template has begun it, or the program's own text has
+        self.opened = gen.reasoning is not None and any(
+            said.rstrip().endswith(gen.reasoning.begin) for said in (self.opening, self.written)
+        )
         self.lead: tuple[int, ...] = ()  # ids between the prompt and the answer
         self.reasoning = ""
         self.reasoning_cut = False
         self.reasoning_tokens = 0
         self.in_answer = False
         self.seed = 0
-        self.healed = (
-            None if gen.reasoning or self.unthinking else healed(gen, self.prompt_ids, self.target.text.tokenizer)
-        )
+        heals = gen.heal and not gen.reasoning and not self.unthinking
+        self.healed = healed(gen, self.prompt_ids, self.target.text.tokenizer) if heals else None
         self.unsaid = ""  # of a healed token: text that comes again and is not the output's
 
     def begin(self) -> None:
@@ -176,10 +174,10 @@ class GenCall(_Call):
         self.lead, self.reasoning, self.reasoning_tokens, self.reasoning_cut = self.unthinking, "", 0, False
         gen = self.gen
         self.seed = call_seed(self.machine.seed, self.entry.id, gen.sampling.seed, gen.sample, self.attempt)
-        if self.gen.reasoning is None:
-            self._ask_answer()
+        if gen.reasoning is None:
+            self._send(gen.sampling, answers=True, done=self._answered)
         else:
-            self._ask_reasoning(self.gen.reasoning)
+            self._ask_reasoning(gen.reasoning)
 
     def _ask_reasoning(self, reasoning: Reasoning) -> None:
         """Think first. What thinking and answer may generate together is `max_tokens`; a part of it is kept for the answer."""
@@ -191,7 +189,7 @@ class GenCall(_Call):
         if most < 1:
             self.reasoning_cut = True
             self.lead += prompter.marker_ids(reasoning.end)
-            self._ask_answer()
+            self._ask_answer(reasoning)
             return
         end_ids = prompter.marker_ids(reasoning.end)
         thinking = replace(
@@ -222,13 +220,12 @@ class GenCall(_Call):
         self.lead = (*self.lead, *result.token_ids, *tail, *end)
         self.reasoning, self.reasoning_tokens = result.text, result.generated_tokens
         self.reasoning_cut = result.finish_reason == "length"
-        self._ask_answer()
+        self._ask_answer(reasoning)
 
-    def _ask_answer(self) -> None:
-        sampling, reasoning = self.gen.sampling, self.gen.reasoning
-        if reasoning is not None:
-            sampling = replace(sampling, max_tokens=max(1, self._most_tokens(reasoning) - self.reasoning_tokens))
-        self._send(sampling, answers=True, done=self._answered)
+    def _ask_answer(self, reasoning: Reasoning) -> None:
+        """With what the thoughts have left of `max_tokens`."""
+        left = max(1, self._most_tokens(reasoning) - self.reasoning_tokens)
+        self._send(replace(self.gen.sampling, max_tokens=left), answers=True, done=self._answered)
 
     def _send(self, sampling: SamplingSpec, *, answers: bool, done: Callable[[GenerateResult], None]) -> None:
         self.in_answer = answers
@@ -238,7 +235,8 @@ class GenCall(_Call):
             prompt_ids, constraint, self.unsaid = self.healed.prompt_ids, self.healed.constraint, self.healed.text
         sampling = sampling.fitting(len(prompt_ids), self.target.info.context_tokens)
         self.model.check_length(len(prompt_ids), sampling.most_tokens, self.entry)
-        self.machine.budget.check(self.entry)
+        if self.machine.budget.tokens is not None:
+            self.machine.budget.check(self.entry)
         deadline_s = self.deadline_s(self.gen.timeout_s)
         options = self.machine.spec.options
         request = GenerateRequest(
@@ -247,7 +245,7 @@ class GenCall(_Call):
             sampling=replace(sampling, seed=self.seed),
             constraint=constraint,
             namespace=self.model.namespace,
-            lease=self.machine.leases.spend(self.entry, self.target),
+            lease=None if self.entry.claim is None else self.machine.leases.spend(self.entry.claim, self.target),
             priority=options.priority,
             deadline_s=deadline_s,
             critical_tokens=self.machine.critical_tokens(self.entry),
@@ -264,13 +262,13 @@ class GenCall(_Call):
             skipped = min(len(self.unsaid), len(delta))
             delta, self.unsaid = delta[skipped:], self.unsaid[skipped:]
         if delta and self.in_answer and self.gen.retries == 0:
-            self._emit_text(delta)
-
-    def _emit_text(self, delta: str) -> None:
-        self.machine.emit(Event(kind="text", node_id=self.entry.id, text=delta, at_s=self.machine.now()))
+            self.machine.emit(Event(kind="text", node_id=self.entry.id, text=delta, at_s=self.machine.now()))
 
     def _answered(self, result: GenerateResult) -> None:
         text = result.text if self.healed is None else result.text[len(self.healed.text) :]
+        if self.gen.constraint is None and self.gen.validator is None and self.gen.decode == "text":
+            self._accepted(result, text, text, None)  # free text is its own value
+            return
         cut, tokens = result.finish_reason in ("length", "stop"), result.generated_tokens
         stop = result.matched if result.finish_reason == "stop" else None
         validator = None if self.gen.validator is None else self.machine.registry[self.gen.validator]
@@ -310,7 +308,7 @@ class GenCall(_Call):
 
     def _accepted(self, result: GenerateResult, text: str, value: Any, accepted: Accepted | None) -> None:
         if self.gen.retries and text:
-            self._emit_text(text)
+            self.machine.emit(Event(kind="text", node_id=self.entry.id, text=text, at_s=self.machine.now()))
         ids = self.lead + tuple(result.token_ids)
         self.entry.produced = Produced(self.target, ids, text, result.tail_text, healed=self.healed is not None)
         torn = result.torn
@@ -381,7 +379,7 @@ class SelectCall(_Call):
             continuations=self.ids,
             unconditional=self.select.method == "unconditional",
             namespace=self.model.namespace,
-            lease=self.machine.leases.spend(self.entry, self.target),
+            lease=None if self.entry.claim is None else self.machine.leases.spend(self.entry.claim, self.target),
             priority=self.machine.spec.options.priority,
             deadline_s=deadline_s,
             critical_tokens=self.machine.critical_tokens(self.entry),

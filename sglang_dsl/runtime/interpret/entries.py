@@ -236,10 +236,9 @@ class Leases:
         """The claim of one branch."""
         return fork.claims.setdefault(branch, Claim(fork))
 
-    def spend(self, entry: Entry, target: Target) -> LeaseId | None:
-        """The lease a call of `entry` to `target` has to name, if it is its branch's first; else None."""
-        claim = entry.claim
-        if claim is None or claim.spent or claim.fork.lease is None or claim.fork.lease[0] is not target:
+    def spend(self, claim: Claim, target: Target) -> LeaseId | None:
+        """The lease that a call to `target` has to name, if it is the first of the branch whose claim this is; else None."""
+        if claim.spent or claim.fork.lease is None or claim.fork.lease[0] is not target:
             return None
         claim.spent = True
         return claim.fork.lease[1]
@@ -297,9 +296,7 @@ class Caller(Protocol):
 class Awaited(Sink, Protocol):
     """A request that calls wait for, and others may join."""
 
-    @property
-    def wanted(self) -> bool:
-        """Whether anybody still waits for it."""
+    waiting: dict[Entry, tuple[Caller, Callable[[Any], None]]]  # who still waits for it
 
     @property
     def usable(self) -> bool:
@@ -310,13 +307,13 @@ class Awaited(Sink, Protocol):
 
 
 class Budget:
-    """Owner: the run's Machine. `now`: seconds since the run began, on its default model's clock. `tokens`: None: any number."""
+    """Owner: the run's Machine. `now`: seconds since the run began, on its default model's clock. None: no limit."""
 
     def __init__(self, options: RunOptions, now: Callable[[], float]) -> None:
         self.tokens = options.token_budget
-        self._deadline_s = options.deadline_s
+        self.deadline_s = options.deadline_s
+        self.generated_tokens = 0
         self._now = now
-        self._generated_tokens = 0
 
     def seconds_left(self, entry: Entry) -> float | None:
         """Until the deadline, if there is one.
@@ -324,12 +321,12 @@ class Budget:
         Raises:
             DeadlineError: it has passed before `entry` began.
         """
-        if self._deadline_s is None:
+        if self.deadline_s is None:
             return None
-        left_s = self._deadline_s - self._now()
+        left_s = self.deadline_s - self._now()
         if left_s <= 0:
             raise DeadlineError(
-                f"the run's deadline of {self._deadline_s} s passed before {entry.id!r} began",
+                f"the run's deadline of {self.deadline_s} s passed before {entry.id!r} began",
                 hint="raise RunOptions(deadline_s=...)",
                 origin=entry.node.origin,
             )
@@ -337,13 +334,8 @@ class Budget:
 
     def check(self, entry: Entry) -> None:
         """Raise DeadlineError if no token may be generated any more."""
-        if self.tokens is not None and self._generated_tokens >= self.tokens:
+        if self.tokens is not None and self.generated_tokens >= self.tokens:
             raise self.error(entry)
-
-    def spend(self, tokens: int) -> bool:
-        """Count generated tokens. True if they were more than there were; so many calls as run may go over by a step."""
-        self._generated_tokens += tokens
-        return self.tokens is not None and self._generated_tokens > self.tokens
 
     def error(self, entry: Entry) -> DeadlineError:
         """Why `entry` cannot go on."""

@@ -268,10 +268,10 @@ class Machine:
                 self.attempt(entry, partial(self._kinds.begin[type(entry.node)], self, entry))
         for target, requests in self._requests.items():
             for request, flight in requests:
-                if not flight.wanted:  # all who asked fell in this very turn
+                if not flight.waiting:  # all who asked fell in this very turn
                     self.in_flight -= 1
                     self.leases.unspend(target, request)
-            wanted = [(request, flight) for request, flight in requests if flight.wanted]
+            wanted = [(request, flight) for request, flight in requests if flight.waiting]
             if wanted:
                 self.post(partial(self._submit, target, wanted))
         self._requests.clear()
@@ -429,11 +429,15 @@ class Machine:
         return value_of
 
     def spend_tokens(self, tokens: int) -> None:
-        """Tokens were generated; once they are more than the run's budget, every call that runs fails."""
-        if self.budget.spend(tokens):
+        """Tokens were generated; once they are more than the run's budget, every call that runs fails. So many calls as run may go
+        over it by a step.
+        """
+        budget = self.budget
+        budget.generated_tokens += tokens
+        if budget.tokens is not None and budget.generated_tokens > budget.tokens:
             for entry in list(self.entries.values()):
                 if isinstance(entry.node, Gen) and entry.status == "running":
-                    self.fail(entry, self.budget.error(entry))
+                    self.fail(entry, budget.error(entry))
 
     def critical_tokens(self, entry: Entry) -> int:
         """Tokens that may have to be generated on the longest path that waits for `entry`, its own included.

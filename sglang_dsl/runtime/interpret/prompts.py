@@ -21,7 +21,7 @@ from ...ir.nodes import Fork, Gen, Join, Map, RoleBegin, RoleEnd, Select, Text, 
 from ...ir.specs import ConstraintSpec
 from ..cache.keys import TokenIds
 from ..text.tokenizer import MEASURED_FIRST, TextModel, TextPiece, Turns, check_fits, with_bos
-from .entries import Entry, Produced
+from .entries import NO_TURNS, Entry, Produced
 from .target import Target
 
 
@@ -32,15 +32,6 @@ class Pending(NamedTuple):
     before: Pending | None
     length: int = 0  # characters of content, up to here
 
-    def all(self) -> tuple[TextPiece, ...]:
-        """Every piece, in order."""
-        found = []
-        at: Pending | None = self
-        while at is not None:
-            found.append(at.piece)
-            at = at.before
-        return tuple(reversed(found))
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -48,7 +39,7 @@ class Prompt:
 
     ids: TokenIds = field(default_factory=TokenIds)
     pending: Pending | None = None
-    turns: Turns = field(default_factory=Turns)
+    turns: Turns = NO_TURNS
 
     @property
     def open_role(self) -> str | None:
@@ -71,7 +62,8 @@ class Prompter:
         for piece in pieces:
             if piece.text:
                 length = len(piece.text) + (pending.length if pending else 0)
-                pending, turns = Pending(piece, pending, length), turns.said(piece.text)
+                pending = Pending(piece, pending, length)
+                turns = turns if turns.closed else turns.said(piece.text)
         return Prompt(prompt.ids, pending, turns)
 
     def open_turn(self, prompt: Prompt, role: str) -> tuple[Prompt, str]:
@@ -96,9 +88,15 @@ class Prompter:
         """Encode what is pending: nothing merges across this point. Raises ContextLengthError where it cannot fit."""
         if prompt.pending is None:
             return prompt
+        pieces: list[TextPiece] = []
+        at: Pending | None = prompt.pending
+        while at is not None:
+            pieces.append(at.piece)
+            at = at.before
+        pieces.reverse()
         if prompt.pending.length >= MEASURED_FIRST:
-            self.check_fits("".join(p.text for p in prompt.pending.all() if not p.control), before=len(prompt.ids))
-        ids = self._tokenizer.encode_segment(prompt.pending.all(), first=not prompt.ids)
+            self.check_fits("".join(p.text for p in pieces if not p.control), before=len(prompt.ids))
+        ids = self._tokenizer.encode_segment(pieces, first=not prompt.ids)
         return Prompt(self._joined(prompt.ids, ids), None, prompt.turns)
 
     def produced(self, prompt: Prompt, token_ids: Sequence[int], text: str, tail_text: str = "") -> Prompt:
@@ -126,14 +124,12 @@ class Prompter:
         """Ids of a control text on its own."""
         return tuple(self._tokenizer.encode_segment((TextPiece(text, control=True),)))
 
-    def call_ids(self, prompt: Prompt) -> TokenIds:
-        """What a call at this seam is given. An empty prompt begins with the tokenizer's BOS: a model needs one token.
+    def bos_alone(self) -> TokenIds:
+        """What a call behind an empty prompt is given: the tokenizer's BOS, since a model needs one token.
 
         Raises:
-            RunError: the prompt is empty and the tokenizer has no BOS.
+            RunError: the tokenizer has none.
         """
-        if prompt.ids:
-            return prompt.ids
         if self._tokenizer.bos_id is None:
             raise RunError(
                 "a call with an empty prompt, and this model's tokenizer has no beginning-of-text token",
@@ -159,7 +155,8 @@ class Model:
     def __init__(self, target: Target, user_key: str) -> None:
         self.target = target
         self.prompter = Prompter(target.text, target.info.model, target.info.context_tokens)
-        self.namespace = replace(target.info.namespace, user_key=user_key)
+        space = target.info.namespace
+        self.namespace = space if space.user_key == user_key else replace(space, user_key=user_key)
         self._after: dict[Entry, Prompt] = {}
         self._seams: dict[Entry | None, Prompt] = {}
         self._audited: set[ConstraintSpec] = set()
@@ -181,10 +178,6 @@ class Model:
         if seam is None:
             seam = self._seams[anchor] = self.prompter.seam(self.prompt_after(anchor))
         return seam
-
-    def known_tokens(self, context: Entry | None) -> int:
-        """Tokens of the path to `context`, which is placed, as far as they are encoded."""
-        return len(self.prompt_after(context.anchor if context else None).ids)
 
     def check_length(self, prompt_tokens: int, wanted_tokens: int, entry: Entry) -> None:
         """Raise ContextLengthError if a prompt of so many tokens, or more, leaves too little room."""

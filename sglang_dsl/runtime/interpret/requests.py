@@ -51,7 +51,7 @@ class Flight:
         self._machine = machine
         self._target = target
         self._request = request
-        self._waiting: dict[Entry, tuple[Caller, Callable[[Any], None]]] = {}
+        self.waiting: dict[Entry, tuple[Caller, Callable[[Any], None]]] = {}
         self._started = False
         self._said = ""
         self._result: Result | None = None
@@ -59,19 +59,14 @@ class Flight:
         self._counted_tokens = 0
 
     @property
-    def wanted(self) -> bool:
-        """Whether anybody still waits for it."""
-        return bool(self._waiting)
-
-    @property
     def usable(self) -> bool:
         """Whether another call may join: it waits for an end that others wait for, or there is a result."""
-        return self.wanted or self._result is not None
+        return bool(self.waiting) or self._result is not None
 
     def join(self, caller: Caller, done: Callable[[Any], None]) -> None:
         """Wait for the result; what was missed so far is told at once."""
         entry = caller.entry
-        self._waiting[entry] = (caller, done)
+        self.waiting[entry] = (caller, done)
         entry.stop = partial(self._leave, entry)
         if self._started:
             caller.on_started()
@@ -85,14 +80,14 @@ class Flight:
         """See `Sink`."""
         with self._machine.turn():
             self._started = True
-            for caller, _ in tuple(self._waiting.values()):
+            for caller, _ in tuple(self.waiting.values()):
                 caller.on_started()
 
     def text(self, delta: str, token_ids: Sequence[int]) -> None:
         """See `Sink`."""
         with self._machine.turn():
             self._said += delta
-            for caller, _ in tuple(self._waiting.values()):
+            for caller, _ in tuple(self.waiting.values()):
                 caller.on_text(delta)
             self._counted_tokens += len(token_ids)
             self._machine.spend_tokens(len(token_ids))
@@ -110,12 +105,12 @@ class Flight:
             self._over = True
             self._machine.in_flight -= 1
             if isinstance(result, Exception):
-                for entry in tuple(self._waiting):
+                for entry in tuple(self.waiting):
                     self._machine.fail(entry, result.at(entry.node.origin) if isinstance(result, DslError) else result)
                 return
             self._result = result
             self._machine.tally.add(result)
-            for place, entry in enumerate(tuple(self._waiting)):
+            for place, entry in enumerate(tuple(self.waiting)):
                 if place:
                     self._machine.tally.share(result)
                 self._land(entry, _for_free(result) if place else result)
@@ -123,13 +118,13 @@ class Flight:
                 self._machine.spend_tokens(result.generated_tokens - self._counted_tokens)
 
     def _land(self, entry: Entry, result: Result) -> None:
-        _, done = self._waiting.pop(entry)
+        _, done = self.waiting.pop(entry)
         entry.stop = None
         self._machine.attempt(entry, partial(done, result))
 
     def _leave(self, entry: Entry, reason: str) -> None:
-        self._waiting.pop(entry, None)
-        if not self._waiting and not self._over:
+        self.waiting.pop(entry, None)
+        if not self.waiting and not self._over:
             self._machine.post(partial(self._target.cancel, [self._request.request_id], reason))
 
 

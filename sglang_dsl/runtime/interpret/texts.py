@@ -62,6 +62,10 @@ def begin_text(machine: Machine, entry: Entry) -> None:
     text = entry.node
     if not isinstance(text, Text):
         return
+    written = [piece for piece in text.pieces if not isinstance(piece, Reference)]
+    if len(written) == len(text.pieces):
+        _finish_text(machine, entry, tuple(TextPiece(piece.text, isinstance(piece, Raw)) for piece in written))
+        return
     lookup = machine.lookup(entry)
     if all(is_data(lookup(piece.node_id)) for piece in text.pieces if type(piece) is Reference):
         _finish_text(machine, entry, _said(text, lookup))
