@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import DslError, Origin
 from .frontend.branches import Branches
-from .frontend.expressions import Generation, Handle, Selection
-from .frontend.lazy_values import Joined, Lazy
+from .frontend.expressions import Generation, Handle, Joined, Lazy, Selection
 from .frontend.primitives import (
     assistant,
     assistant_begin,

@@ -14,7 +14,6 @@ from ..ir.operations import splice
 from ..ir.outcome import PathText, Said
 from ..ir.semantics import text_of
 from ..ir.specs import JoinMode
-from .tracing.values import Abstract, exact
 
 K = TypeVar("K")
 Convert: TypeAlias = Callable[[Any], Any]
@@ -30,18 +29,13 @@ class Bound:
 
     context: of the statement, for `convert`, which may be a user's own code (a pydantic validator, an Enum's `_missing_`).
     earlier, earlier_of_handle: what its name and its handle stood for before; set once, when it is bound.
-    checked: the run itself converts the value, to know whether it is accepted; judged: gives where its outcome will be, then.
+    judged: gives where its outcome will be, where the run itself converts the value to know whether it is accepted.
     """
 
-    __slots__ = (
-        "_made", "_made_of", "checked", "context", "convert", "earlier", "earlier_of_handle", "judged", "node_id", "source",
-    )  # fmt: skip
+    __slots__ = ("_made", "_made_of", "context", "convert", "earlier", "earlier_of_handle", "judged", "node_id", "source")  # fmt: skip
 
-    def __init__(
-        self, node_id: str, convert: Convert | None = None, source: object = None, *, checked: bool = False
-    ) -> None:
+    def __init__(self, node_id: str, convert: Convert | None = None, source: object = None) -> None:
         self.node_id = node_id
-        self.checked = checked
         self.judged: Callable[[], Future[Outcome] | None] | None = None
         self.convert = convert
         self.context = None if convert is None else copy_context()
@@ -50,11 +44,6 @@ class Bound:
         self.earlier_of_handle: Bound | None = None
         self._made: Any = _NOT_YET
         self._made_of: Any = _NOT_YET
-
-    @property
-    def calls_of_statement(self) -> Sequence[Bound]:
-        """The calls that one statement has made for it."""
-        return (self,)
 
     @property
     def label(self) -> str:
@@ -75,7 +64,7 @@ class Bound:
 
     def finish(self, outcome: Outcome) -> Any:
         """The value the user reads: the same object each time."""
-        return self.typed(outcome.value)
+        return outcome.value if self.convert is None else self.typed(outcome.value)
 
     def typed(self, value: Any) -> Any:
         """JSON-like data as the type that was asked for; of the value of its node, the same object each time."""
@@ -144,11 +133,6 @@ class Gathered(Bound):
             case "all":
                 return [index for index in range(len(self.parts)) if index not in self.skipped]
         return ()
-
-    @property
-    def calls_of_statement(self) -> Sequence[Bound]:
-        """Its samples, where it is that of a `gen(n=...)`."""
-        return [part for part in self.parts if part is not None]
 
     @property
     def expression(self) -> Reference:
@@ -241,13 +225,13 @@ class Span(Local):
     def resolve(self, said_at: Callable[[str], Said]) -> str:
         """The texts of its parts, as one text."""
         whole = PathText()
-        texts: list[str] = []
         for part in self.parts:
-            said = Outcome(text=str(part.value)) if isinstance(part, Constant) else said_at(part.node_id)
-            texts.append(said.text)
-            whole.add(said.text, said.torn)
-        abstract = next((text for text in texts if isinstance(text, Abstract)), None)
-        return whole.text if abstract is None else abstract.follower.compound("".join(map(exact, texts)))
+            if isinstance(part, Constant):
+                whole.add(str(part.value))
+            else:
+                said = said_at(part.node_id)
+                whole.add(said.text, said.torn)
+        return whole.text
 
 
 class Given(Local):

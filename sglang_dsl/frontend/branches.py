@@ -1,7 +1,4 @@
-"""The branches of a fork: appending to all, running bodies in each, and their joins.
-
-How branches come together again: one Join per gathered name, bound in the parent.
-"""
+"""The branches of a fork: appending to all, running a body in each, and their joins."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutine
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_args, overload
+from typing import Any, Generic, Literal, TypeVar, get_args, overload
 
 from ..errors import (
     BranchError,
@@ -23,22 +20,25 @@ from ..errors import (
     SpecError,
     UnknownNameError,
 )
-from ..ir.nodes import Join
-from ..ir.specs import JoinMode, shown
-from .bindings import Bound, Gathered
+from ..ir.nodes import Fork, Join
+from ..ir.specs import MOST_BRANCHES, JoinMode, shown
+from .bindings import LIST_MODES, Bound, Gathered
 from .call_sites import Site, caller_origin
-from .data import mentions_in, replaced
-from .expressions import Chain, Handle, Mention
-from .greenlets import run_concurrently
-from .lazy_values import Joined, Lazy, LazyText
+from .cursor import Cursor
+from .data import areturned, returned
+from .expressions import Handle, Joined, Lazy
+from .greenlets import MAP_HINT, check_plain, is_async, no_coroutine
 from .outputs import check_takes_value
-from .recorder import MAP_HINT, check_plain, is_async, no_coroutine
-from .statement import Cursor, Statement
+from .statement import Statement, push
+
+T = TypeVar("T")
+R = TypeVar("R")
+S = TypeVar("S")  # a state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinRequest:
-    """How branches are to be joined. See `Branches.join`."""
+    """How branches are to be joined. `Branches.join` says what each option means."""
 
     mode: JoinMode = "all"
     k: int | None = None
@@ -82,14 +82,6 @@ class JoinRequest:
         return tuple(sorted(set(range(len(branches))) - set(accepted)))
 
 
-def _check_name(what: object, site: Site) -> None:
-    if not isinstance(what, (str, Handle)):
-        hint = "branches.join('name'), or branches.join(handle) with handle = gen(...)"
-        raise ProgramError(
-            f"branches are joined on a name or a handle, not on {shown(what)}", hint=hint, origin=site.origin
-        )
-
-
 def _no_branches(accept: object, size: int, site: Site) -> SpecError:
     return SpecError(
         f"accept={accept!r} does not name branches of {size}",
@@ -98,121 +90,134 @@ def _no_branches(accept: object, size: int, site: Site) -> SpecError:
     )
 
 
-def gather(
-    parent: Cursor,
-    fork_id: str,
-    branches: Sequence[Cursor],
-    what: Handle[Any] | str,
-    request: JoinRequest,
-    skipped: tuple[int, ...],
-    site: Site,
-) -> Gathered:
-    """Join the branches' values of one name or handle in the parent. Closes the branches to appends."""
-    _check_name(what, site)
-    bound = [branch.bound_since_fork(what) for branch in branches]
-    if not any(part is not None for part in bound):
-        raise UnknownNameError(
-            f"no branch has bound {what!r} since the fork",
-            hint="append the handle to a branch before the join",
-            origin=site.origin,
+def fork(cursor: Cursor, n: int, site: Site) -> Forked:
+    """Append a fork into `n` branches. Raises ForkError where `n` is not a whole number above 0."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        what = f"fork({shown(n)})" + (
+            ": a fork has at least one branch" if isinstance(n, int) else " is not a whole number"
         )
-    parts = [None if index in skipped else part for index, part in enumerate(bound)]
-    statement = parent.draft(site)
-    name = what if isinstance(what, str) else what.name
-    gathered = _push(statement, fork_id, branches, name, parts, request, skipped)
-    parent.commit(statement)
-    _close(branches, site)
-    if name is not None:
-        parent.rebind(name, gathered)
-    if isinstance(what, Handle):
-        parent.line.gathered[what] = gathered
-    return gathered
+        hint = "s.fork(3); skip the fork where there is nothing to branch into"
+        raise ForkError(what, hint=hint, origin=site.origin)
+    if n > MOST_BRANCHES:
+        what = f"fork({shown(n)}): a fork has at most {MOST_BRANCHES:,} branches"
+        raise ForkError(what, hint="fork several times", origin=site.origin)
+    fork_id = push(cursor, site, Fork, size=n)
+    return Forked(cursor, fork_id, cursor.branches(fork_id, n))
 
 
-def gather_text(
-    parent: Cursor,
-    fork_id: str,
-    branches: Sequence[Cursor],
-    request: JoinRequest,
-    skipped: tuple[int, ...],
-    site: Site,
-) -> Gathered:
-    """Join branches of which no value is wanted: only their text (`concat`), or only their end.
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """One fork, to the rest of the frontend: where it was made, and where its branches append."""
 
-    Raises:
-        RoleError: text that begins or ends a turn of its own would be appended.
-    """
-    if request.mode == "concat":
-        _check_turns(parent, branches, skipped, site)
-    statement = parent.draft(site)
-    gathered = _push(statement, fork_id, branches, None, [None] * len(branches), request, skipped)
-    parent.commit(statement)
-    _close(branches, site)
-    return gathered
+    parent: Cursor
+    fork_id: str
+    branches: list[Cursor]
 
+    def say(self, item: Any, site: Site) -> None:
+        """Append to each branch; `item` may be a function of the index. The runtime sees all siblings at once."""
+        statements = []
+        for index, branch in enumerate(self.branches):
+            statement = Statement(branch, site)
+            statement.add(item(index) if callable(item) and not isinstance(item, type) else item)
+            statements.append(statement)
+        nodes = [node for statement in statements for node in statement.finish()]
+        if nodes:
+            self.parent.recorder.append(nodes)
+            for statement in statements:
+                statement.settle()
 
-def new_names(branches: Sequence[Cursor]) -> list[str]:
-    """Names that some branch has bound since the fork, in order of appearance."""
-    found: dict[str, None] = {}
-    for branch in branches:
-        found.update(dict.fromkeys(branch.names.own))
-    return list(found)
-
-
-def check_parent(parent: Cursor, site: Site) -> None:
-    """Raise BranchError where the state that forked is over itself."""
-    if parent.line.closed is not None:
-        raise BranchError(
-            f"the state that made this fork was itself joined already, at {parent.line.closed}",
-            hint="join inner branches before outer ones",
-            origin=site.origin,
-        )
-
-
-def _push(
-    statement: Statement,
-    fork_id: str,
-    branches: Sequence[Cursor],
-    name: str | None,
-    parts: Sequence[Bound | None],
-    request: JoinRequest,
-    skipped: tuple[int, ...],
-) -> Gathered:
-    key = None
-    if request.key is not None:
-        bound = [part for part in parts if part is not None]
-        key = statement.register(_key_of(request.key), _on_typed(request.key, bound))
-    label = f"join of {name!r}" if name else "join"
-    gathered = Gathered("", parts, request.mode, label=label, nested=request.nested, skipped=skipped)
-    gathered.node_id = statement.push(
-        Join,
-        fork=fork_id,
-        name=name,
-        mode=request.mode,
-        tips=tuple(branch.line.tip for branch in branches),
-        values=tuple(map(gathered.taken_of, parts)),
-        k=request.k,
-        key=key,
-        skipped=skipped,
-        cancel_rest=request.cancel_rest,
-    )
-    return gathered
-
-
-def _check_turns(parent: Cursor, branches: Sequence[Cursor], skipped: Sequence[int], site: Site) -> None:
-    for index, branch in enumerate(branches):
-        if branch.line.role != parent.line.role and index not in skipped:
-            opened, wanted = branch.line.role or "no", parent.line.role or "no"
-            raise RoleError(
-                f"branch {index} ends with {opened} turn open, its parent has {wanted} turn open",
-                hint="close in the branch what it opened, then join its text",
+    def join(self, what: Handle[Any] | str | None, request: JoinRequest, site: Site, *, only_new: bool = False) -> Any:
+        """What is gathered, to be waited for. `only_new`: of all names, those that the parent does not have yet."""
+        if self.parent.line.closed is not None:
+            raise BranchError(
+                f"the state that made this fork was itself joined already, at {self.parent.line.closed}",
+                hint="join inner branches before outer ones",
                 origin=site.origin,
             )
+        skipped = request.skipped(self.branches, site)
+        request.check(len(self.branches) - len(skipped), site)
+        if request.mode == "concat":
+            self._check_turns(skipped, site)
+            self._push(None, [None] * len(self.branches), request, skipped, site)
+            return None
+        if what is not None:
+            return self._gather(what, request, skipped, site)
+        names = list(dict.fromkeys(name for branch in self.branches for name in branch.names.own))
+        if only_new:
+            names = [name for name in names if name not in self.parent.names]
+        if not names:
+            self._push(None, [None] * len(self.branches), request, skipped, site)
+            return None
+        gathered = {name: self._gather(name, request, skipped, site) for name in names}
+        return gathered if len(gathered) > 1 else gathered[names[0]]
 
+    def _gather(self, what: object, request: JoinRequest, skipped: tuple[int, ...], site: Site) -> Lazy[Any]:
+        """Join the branches' values of one name or handle in the parent."""
+        if not isinstance(what, (str, Handle)):
+            hint = "branches.join('name'), or branches.join(handle) with handle = gen(...)"
+            raise ProgramError(
+                f"branches are joined on a name or a handle, not on {shown(what)}", hint=hint, origin=site.origin
+            )
+        bound = [branch.bound_since_fork(what) for branch in self.branches]
+        if not any(part is not None for part in bound):
+            raise UnknownNameError(
+                f"no branch has bound {what!r} since the fork",
+                hint="append the handle to a branch before the join",
+                origin=site.origin,
+            )
+        parts = [None if index in skipped else part for index, part in enumerate(bound)]
+        name = what if isinstance(what, str) else what.name
+        gathered = self._push(name, parts, request, skipped, site)
+        if name is not None:
+            self.parent.rebind(name, gathered)
+        if isinstance(what, Handle):
+            self.parent.line.gathered[what] = gathered
+        kind: type[Lazy[Any]] = Joined if request.mode in LIST_MODES else Lazy  # type: ignore[assignment]
+        return kind(self.parent.recorder, gathered)
 
-def _close(branches: Sequence[Cursor], site: Site) -> None:
-    for branch in branches:
-        branch.line.closed = site.origin
+    def _push(
+        self,
+        name: str | None,
+        parts: Sequence[Bound | None],
+        request: JoinRequest,
+        skipped: tuple[int, ...],
+        site: Site,
+    ) -> Gathered:
+        """Append the Join. Closes the branches to appends."""
+        statement = Statement(self.parent, site)
+        key = None
+        if request.key is not None:
+            bound = [part for part in parts if part is not None]
+            key = statement.register(_key_of(request.key), _on_typed(request.key, bound))
+        label = f"join of {name!r}" if name else "join"
+        gathered = Gathered("", parts, request.mode, label=label, nested=request.nested, skipped=skipped)
+        gathered.node_id = statement.push(
+            Join,
+            fork=self.fork_id,
+            name=name,
+            mode=request.mode,
+            tips=tuple(branch.line.tip for branch in self.branches),
+            values=tuple(map(gathered.taken_of, parts)),
+            k=request.k,
+            key=key,
+            skipped=skipped,
+            cancel_rest=request.cancel_rest,
+        )
+        statement.commit()
+        for branch in self.branches:
+            branch.line.closed = site.origin
+        return gathered
+
+    def _check_turns(self, skipped: Sequence[int], site: Site) -> None:
+        """Raise RoleError where text would be appended that begins or ends a turn of its own."""
+        for index, branch in enumerate(self.branches):
+            if branch.line.role != self.parent.line.role and index not in skipped:
+                opened, wanted = branch.line.role or "no", self.parent.line.role or "no"
+                raise RoleError(
+                    f"branch {index} ends with {opened} turn open, its parent has {wanted} turn open",
+                    hint="close in the branch what it opened, then join its text",
+                    origin=site.origin,
+                )
 
 
 def _key_of(function: Callable[..., Any]) -> str:
@@ -226,40 +231,13 @@ def _on_typed(key: Callable[[Any], Any], parts: Sequence[Bound]) -> Callable[[An
     return lambda value: key(next((part for part in parts if part.has_made(value)), parts[0]).typed(value))
 
 
-T = TypeVar("T")
-R = TypeVar("R")
-_RETURNED = (Handle, Mention, Chain)
-
-
-class Branched(Protocol):
-    """What a branch is here: a `state.State`."""
-
-    index: int | None
-    _cursor: Cursor
-
-    def cancel(self, reason: str = ...) -> None:
-        """Stop it."""
-
-    def __contains__(self, key: object) -> bool: ...
-
-    def value_of(self, mention: Any) -> Any:
-        """See `State`."""
-
-    async def avalue_of(self, mention: Any) -> Any:
-        """See `State`."""
-
-
-S = TypeVar("S", bound=Branched)
-
-
 class Branches(Generic[S]):
     """States made by one fork, in order. `branches += x` appends to each; `x` may be a function of the index."""
 
-    __slots__ = ("_fork_id", "_parent", "_states")
+    __slots__ = ("_fork", "_states")
 
-    def __init__(self, parent: S, fork_id: str, states: list[S]) -> None:
-        self._parent = parent
-        self._fork_id = fork_id
+    def __init__(self, fork: Forked, states: list[S]) -> None:
+        self._fork = fork
         self._states = states
 
     def __len__(self) -> int:
@@ -284,29 +262,16 @@ class Branches(Generic[S]):
             raise BranchError(f"branch {index} cannot be replaced", hint="branches[i] += x", origin=caller_origin())
 
     def __iadd__(self, item: Any) -> Branches[S]:
-        self._say(item, self._site(sys._getframe(1)))
+        self._fork.say(item, self._site(sys._getframe(1)))
         return self
 
     def append(self, item: Any) -> Branches[S]:
         """`branches += item` as an expression."""
-        self._say(item, self._site(sys._getframe(1)))
+        self._fork.say(item, self._site(sys._getframe(1)))
         return self
 
-    def _say(self, item: Any, site: Site) -> None:
-        """One statement per branch, handed over together: the runtime sees all siblings at once."""
-        drafted = []
-        for index, state in enumerate(self._states):
-            statement = state._cursor.draft(site)
-            statement.add(item(index) if callable(item) and not isinstance(item, type) else item)
-            drafted.append((state._cursor.names, statement))
-        nodes = [node for _, statement in drafted for node in statement.finish()]
-        if nodes:
-            self._parent._cursor.recorder.append(nodes)
-            for names, statement in drafted:
-                statement.commit(names)
-
     def _site(self, frame: Any) -> Site:
-        return self._parent._cursor.recorder.sites.at(frame)
+        return self._fork.parent.recorder.sites.at(frame)
 
     # running branch bodies ---------------------------------------------------------------------------------------
 
@@ -329,27 +294,27 @@ class Branches(Generic[S]):
         if concurrency is not None and (type(concurrency) is not int or concurrency < 1):
             what = f"concurrency={shown(concurrency)} is not a whole number above 0"
             raise ForkError(what, hint="leave it out for no bound", origin=origin)
-        if is_async(body):
-            if not self._parent._cursor.recorder.asynchronous:
-                check_plain(body, "the body of the map", origin, hint=MAP_HINT)
-            self._enter(body)
+        parent, branches = self._fork.parent, self._fork.branches
+        asynchronous = is_async(body)
+        if asynchronous and not parent.recorder.asynchronous:
+            check_plain(body, "the body of the map", origin, hint=MAP_HINT)
+        depth = parent.deeper(f"map of {getattr(body, '__name__', 'a body')}")
+        for branch in branches:
+            branch.depth = depth
+        if asynchronous:
             return self._map_async(body, concurrency, origin)
-        self._enter(body)
-        bodies = [partial(_returned, body, branch) for branch in self._states]
-        recorder = self._parent._cursor.recorder
-        ended = recorder.in_turn(bodies) if recorder.tracing else run_concurrently(bodies, concurrency)
+
+        def one(state: S, branch: Cursor) -> Any:
+            return returned(body(state), branch)
+
+        bodies = [partial(one, state, branch) for state, branch in zip(self._states, branches, strict=True)]
+        ended = parent.recorder.run_bodies(bodies, concurrency)
         coroutines = [value for value, _ in ended if iscoroutine(value)]
         for coroutine in coroutines:
             coroutine.close()
         if coroutines:
             no_coroutine(coroutines[0], "the body of the map", origin, hint=MAP_HINT)
-        return _all_or_first_error([value if error is None else error for value, error in ended], ended, origin)
-
-    def _enter(self, body: Callable[..., Any]) -> None:
-        """The bodies are one deeper than the state that forked. Raises ProgramError where that is too deep."""
-        depth = self._parent._cursor.deeper(f"map of {getattr(body, '__name__', 'a body')}")
-        for state in self._states:
-            state._cursor.depth = depth
+        return _all_or_first_error(ended, origin)
 
     async def _map_async(
         self, body: Callable[[S], Coroutine[Any, Any, R]], concurrency: int | None, origin: Origin
@@ -358,23 +323,24 @@ class Branches(Generic[S]):
 
         gate = asyncio.Semaphore(concurrency or len(self._states))
 
-        async def one(branch: S) -> tuple[R | None, Exception | None]:
+        async def one(state: S, branch: Cursor) -> tuple[R | None, Exception | None]:
             async with gate:
                 try:
-                    return await _areturned(branch, await body(branch)), None
+                    return await areturned(await body(state), branch), None
                 except Exception as error:  # noqa: BLE001  a body's error is its result; the map raises it
                     return None, error
 
-        if self._parent._cursor.recorder.tracing:
-            ended = [await asyncio.create_task(one(branch)) for branch in self._states]
+        bodies = [one(state, branch) for state, branch in zip(self._states, self._fork.branches, strict=True)]
+        if self._fork.parent.recorder.tracing:
+            ended = [await asyncio.create_task(body) for body in bodies]
         else:
-            ended = await asyncio.gather(*(one(branch) for branch in self._states))
-        return _all_or_first_error([value if error is None else error for value, error in ended], ended, origin)
+            ended = await asyncio.gather(*bodies)
+        return _all_or_first_error(ended, origin)
 
     def cancel(self, reason: str = "cancelled by the program") -> None:
         """Cancel every branch."""
-        for state in self._states:
-            state.cancel(reason)
+        for branch in self._fork.branches:
+            branch.cancel(reason)
 
     # joins -------------------------------------------------------------------------------------------------------
 
@@ -435,92 +401,47 @@ class Branches(Generic[S]):
         """
         site = self._site(sys._getframe(1))
         request = JoinRequest(mode=mode, k=k, key=key, nested=nested, accept=accept, cancel_rest=bool(cancel_rest))
-        return self._join(what, request, site)
+        return self._fork.join(what, request, site)
 
     def settle(self, what: Handle[T] | str, *, accept: Iterable[int] | None = None) -> Joined[Any]:
         """`join(what, mode="settle")`: values, errors and MISSING by branch; raises nothing itself."""
         site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="settle", accept=accept), site)  # type: ignore[no-any-return]
+        return self._fork.join(what, JoinRequest(mode="settle", accept=accept), site)  # type: ignore[no-any-return]
 
     def first(
         self, what: Handle[T] | str, k: int = 1, *, accept: Iterable[int] | None = None, cancel_rest: bool = True
     ) -> Joined[T]:
         """The first `k` values, in branch order; the other branches are cancelled. See `join` for `accept` and `cancel_rest`."""
         site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="first", k=k, accept=accept, cancel_rest=cancel_rest), site)  # type: ignore[no-any-return]
+        return self._fork.join(what, JoinRequest(mode="first", k=k, accept=accept, cancel_rest=cancel_rest), site)  # type: ignore[no-any-return]
 
     def quorum(
         self, what: Handle[T] | str, k: int, *, accept: Iterable[int] | None = None, cancel_rest: bool = True
     ) -> Lazy[T]:
         """The first value that `k` branches agree on; the other branches are cancelled."""
         site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="quorum", k=k, accept=accept, cancel_rest=cancel_rest), site)  # type: ignore[no-any-return]
+        return self._fork.join(what, JoinRequest(mode="quorum", k=k, accept=accept, cancel_rest=cancel_rest), site)  # type: ignore[no-any-return]
 
     def vote(self, what: Handle[T] | str, *, accept: Iterable[int] | None = None, cancel_rest: bool = True) -> Lazy[T]:
         """The value of most branches, decided as soon as the rest cannot change it; ties go to the lowest branch."""
         site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="vote", accept=accept, cancel_rest=cancel_rest), site)  # type: ignore[no-any-return]
+        return self._fork.join(what, JoinRequest(mode="vote", accept=accept, cancel_rest=cancel_rest), site)  # type: ignore[no-any-return]
 
     def best(self, what: Handle[T] | str, key: Callable[[T], Any], *, accept: Iterable[int] | None = None) -> Lazy[T]:
         """The value for which `key` is highest; waits for all branches."""
         site = self._site(sys._getframe(1))
-        return self._join(what, JoinRequest(mode="best", key=key, accept=accept), site)  # type: ignore[no-any-return]
+        return self._fork.join(what, JoinRequest(mode="best", key=key, accept=accept), site)  # type: ignore[no-any-return]
 
     def concat(self, *, accept: Iterable[int] | None = None) -> None:
         """Append the text of every branch that takes part to the parent, in branch order."""
-        self._join(None, JoinRequest(mode="concat", accept=accept), self._site(sys._getframe(1)))
-
-    def _join(self, what: Handle[Any] | str | None, request: JoinRequest, site: Site, *, only_new: bool = False) -> Any:
-        """`only_new`: of all names, those that the parent does not have yet."""
-        cursors = [state._cursor for state in self._states]
-        parent = self._parent._cursor
-        check_parent(parent, site)
-        skipped = request.skipped(cursors, site)
-        request.check(len(cursors) - len(skipped), site)
-        if what is not None and request.mode != "concat":
-            return self._lazy(gather(parent, self._fork_id, cursors, what, request, skipped, site))
-        names = [] if request.mode == "concat" else new_names(cursors)
-        if only_new:
-            names = [name for name in names if name not in parent.names]
-        if not names:
-            gather_text(parent, self._fork_id, cursors, request, skipped, site)
-            return None
-        gathered = {n: self._lazy(gather(parent, self._fork_id, cursors, n, request, skipped, site)) for n in names}
-        return gathered if len(gathered) > 1 else gathered[names[0]]
-
-    def _lazy(self, gathered: Gathered) -> Any:
-        lists = gathered.mode in ("all", "settle", "first")
-        return (
-            Joined(self._parent._cursor.recorder, gathered) if lists else Lazy(self._parent._cursor.recorder, gathered)
-        )
+        self._fork.join(None, JoinRequest(mode="concat", accept=accept), self._site(sys._getframe(1)))
 
     def __repr__(self) -> str:
-        return f"<{len(self)} branches of {self._fork_id}>"
+        return f"<{len(self)} branches of {self._fork.fork_id}>"
 
 
-def _returned(body: Callable[[S], Any], branch: S) -> Any:
-    """What a body returns, with the values of the handles and mentions in it that its branch has appended."""
-    return replaced(body(branch), _RETURNED, lambda found: branch.value_of(found) if _is_of(found, branch) else found)
-
-
-async def _areturned(branch: Branched, value: Any) -> Any:
-    """The same without blocking the event loop."""
-    found = {
-        id(mention): await branch.avalue_of(mention)
-        for mention in mentions_in(value, _RETURNED, set())
-        if _is_of(mention, branch)
-    }
-    return replaced(value, _RETURNED, lambda mention: found.get(id(mention), mention))
-
-
-def _is_of(mention: Any, branch: Branched) -> bool:
-    """Whether it stands for a value of the branch. Lazy values are used like their values, so they stay what they are."""
-    if isinstance(mention, LazyText):
-        return False
-    return not isinstance(mention, Handle) or mention in branch
-
-
-def _all_or_first_error(results: list[Any], ended: Sequence[tuple[Any, Exception | None]], origin: Origin) -> list[Any]:
+def _all_or_first_error(ended: Sequence[tuple[Any, Exception | None]], origin: Origin) -> list[Any]:
+    results = [value if error is None else error for value, error in ended]
     failed = [(index, error) for index, (_, error) in enumerate(ended) if error is not None]
     if not failed:
         return results

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..errors import GraphError, Origin, ProgramError
 from ..ir.execution import Outcome
@@ -21,11 +21,13 @@ from ..ir.nodes import Concat, Constant, DictOf, Expression, ListOf, Operation, 
 from ..ir.operations import apply_all, jsonable
 from ..ir.semantics import text_of
 from .bindings import Bound, Local
+from .call_sites import caller_origin
 from .conversion import Conversion, fields_of, is_exact
-from .expressions import Chain, Handle, Mention
-from .lazy_values import Lazy
+from .expressions import Chain, Handle, Lazy, LazyText, Mention
 
-Find: TypeAlias = Callable[[Handle[Any]], Bound]  # what a handle stands for; raises UnknownNameError
+if TYPE_CHECKING:
+    from .cursor import Cursor, Find
+
 Outcomes: TypeAlias = Callable[[str], Outcome]
 
 MENTIONS = (Lazy, Mention, Handle, Chain)
@@ -279,6 +281,47 @@ def read_mention(mention: Bound | Text | Reference, outcomes: Outcomes) -> Any:
     if isinstance(mention, Local):
         return mention.resolve(outcomes)
     return mention.finish(outcomes(mention.node_id))
+
+
+def value_of(mention: Any, cursor: Cursor) -> Any:
+    """The value of what stands for one inside data, where the cursor stands; waits for it.
+
+    Raises:
+        ProgramError: it stands for no value. UnknownNameError: a handle that was not appended.
+    """
+    found = resolved_mention(mention, cursor.find, caller_origin())
+    if not isinstance(found, Bound):
+        return read_mention(found, cursor.recorder.outcome)
+    value = cursor.recorder.read(found)
+    return value_of(value, cursor) if isinstance(value, Lazy) else value
+
+
+async def avalue_of(mention: Any, cursor: Cursor) -> Any:
+    """`value_of`, without blocking the event loop."""
+    found = resolved_mention(mention, cursor.find, caller_origin())
+    for part in found.parts if isinstance(found, Text) else (found,):
+        if isinstance(part, Bound) and not isinstance(part, Local):
+            await cursor.recorder.aread(part)
+    return value_of(mention, cursor)
+
+
+_APPENDED = (Handle, Mention, Chain)  # lazy values are used like their values, so they stay what they are
+
+
+def returned(value: Any, branch: Cursor) -> Any:
+    """What the body of a map returns, with the values of the handles and mentions in it that its branch has appended."""
+    return replaced(value, _APPENDED, lambda found: value_of(found, branch) if _is_of(found, branch) else found)
+
+
+async def areturned(value: Any, branch: Cursor) -> Any:
+    """`returned`, without blocking the event loop."""
+    mentions = [found for found in mentions_in(value, _APPENDED, set()) if _is_of(found, branch)]
+    values = {id(mention): await avalue_of(mention, branch) for mention in mentions}
+    return replaced(value, _APPENDED, lambda mention: values.get(id(mention), mention))
+
+
+def _is_of(mention: Any, branch: Cursor) -> bool:
+    return not isinstance(mention, LazyText) and (not isinstance(mention, Handle) or mention in branch.line.handles)
 
 
 def holds_mention(value: Any) -> bool:

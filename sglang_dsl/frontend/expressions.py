@@ -1,71 +1,39 @@
-"""What can be appended to a state: immutable expressions, combined with `+`, appended with `s += ...`.
+"""What can be appended to a state: expressions, combined with `+` and appended with `s += ...`; and lazy values.
 
-An expression is inert until it is appended; each append makes new nodes of it, also of the same object. Expressions
-hash and compare by identity, so that a state can be asked for the value of one.
+An expression is immutable, and inert until it is appended; each append makes new nodes of it, also of the same object
+(`statement.py` says which). Expressions hash and compare by identity, so that a state can be asked for the value of one.
+
+A Lazy is what joins and tool calls give: a value that is waited for on first use. It can be handed on, returned, mentioned
+in text (`s += joined` does not wait) and awaited; any other use waits for the value and acts on it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Generic, NoReturn, Protocol, TypeVar
+import json
+import math
+import operator
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 
 from ..errors import ProgramError
-from ..ir.nodes import Fork, Gen, Join, Node, Piece, Raw, Reference, Select
-from ..ir.specs import SamplingSpec
-from .bindings import Bound, Convert, Gathered
-from .call_sites import caller_origin
+from ..ir.nodes import Expression as DataExpression
+from ..ir.nodes import Piece
+from ..ir.semantics import text_of
+from .call_sites import caller_origin, user_origin
 
+if TYPE_CHECKING:
+    from .bindings import Bound, Convert
+
+T = TypeVar("T")
+V = TypeVar("V")
 T_co = TypeVar("T_co", covariant=True)
-
-
-class Draft(Protocol):
-    """One statement being turned into nodes; what an expression writes itself into (`drafting.Statement`)."""
-
-    def add(self, item: Any) -> None:
-        """Write a string, an expression, or a list or tuple of them."""
-
-    def say(self, piece: Piece) -> None:
-        """Add a piece of text."""
-
-    def push(self, kind: type[Node], **fields: Any) -> str:
-        """Add a node to the context path. Returns its id."""
-
-    def push_made(self, kind: type[Node], fields: dict[str, Any]) -> str:
-        """`push` of fields that are there as a dict already."""
-
-    def push_aside(self, kind: type[Node], *, context: str, branch: int, **fields: Any) -> str:
-        """Add a node that starts branch `branch` of the fork `context`. Returns its id."""
-
-    def bind(self, handle: Handle[Any], bound: Bound) -> None:
-        """Make a handle, and its name, stand for a value."""
-
-    def sampled(self, own: SamplingSpec, given: frozenset[str]) -> SamplingSpec:
-        """How a call samples: as it says itself in `given`, in all else as the run says."""
-
-    def register(self, key: str, function: Callable[..., Any]) -> str:
-        """Make a Python callable known to the run. Returns the key that names it."""
-
-    def open_role(self, role: str) -> None:
-        """Begin a turn. Raises RoleError inside another."""
-
-    def close_role(self, role: str) -> None:
-        """End the turn. Raises RoleError unless that role is open."""
-
-    def choice(self, item: str | Mention) -> str | Reference:
-        """A choice of a select."""
-
-    def refuse_image(self, source: object) -> NoReturn:
-        """Say that this backend takes no images."""
 
 
 class Expression:
     """Base of what `s += ...` takes besides plain strings."""
 
     __slots__ = ()
-
-    def write(self, draft: Draft) -> None:
-        """Add this expression's nodes and pieces to a statement that is being drafted."""
-        raise NotImplementedError
 
     def __add__(self, other: Any) -> Chain:
         return Chain((self, *other.parts) if type(other) is Chain else (self, other))
@@ -122,11 +90,6 @@ class Chain(Expression):
     def __repr__(self) -> str:
         return " + ".join(map(repr, self.parts))
 
-    def write(self, draft: Draft) -> None:
-        """Each part in order."""
-        for part in self.parts:
-            draft.add(part)
-
 
 class RawText(Expression):
     """Text tokenized with control tokens on; made by `raw(...)` only."""
@@ -138,10 +101,6 @@ class RawText(Expression):
 
     def __repr__(self) -> str:
         return f"raw({self.text!r})"
-
-    def write(self, draft: Draft) -> None:
-        """One raw piece."""
-        draft.say(Raw(self.text))
 
 
 class Mention(Expression):
@@ -156,11 +115,6 @@ class Mention(Expression):
 
     def __repr__(self) -> str:
         return f"ref({self.label})"
-
-    def write(self, draft: Draft) -> None:
-        """Its pieces."""
-        for piece in self.pieces:
-            draft.say(piece)
 
 
 class Handle(Expression, Generic[T_co]):
@@ -199,31 +153,19 @@ class Generation(Handle[T_co]):
     def __repr__(self) -> str:
         return f"gen({self.name!r})" if self.name else "gen()"
 
-    def write(self, draft: Draft) -> None:
-        """One Gen; for n samples a Fork, n Gens and a Join."""
-        fields = self.fields
-        sampling = draft.sampled(fields["sampling"], self.given)
-        if sampling is not fields["sampling"]:
-            fields = {**fields, "sampling": sampling}
-        if self.check is not None:
-            fields = {**fields, "validator": draft.register(*self.check)}
-        if self.n is None:
-            draft.bind(self, Bound(draft.push_made(Gen, fields), self.convert, self, checked=self.check is not None))
-        else:
-            draft.bind(self, self._samples(draft, fields, self.n))
 
-    def _samples(self, draft: Draft, fields: dict[str, Any], n: int) -> Gathered:
-        fork_id = draft.push(Fork, size=n)
-        samples = tuple(draft.push_aside(Gen, context=fork_id, branch=i, sample=i, **fields) for i in range(n))
-        join_id = draft.push(
-            Join, fork=fork_id, name=self.name, tips=samples, values=tuple(Reference(node_id) for node_id in samples)
-        )
-        return Gathered(
-            join_id,
-            [Bound(node_id, self.convert, checked=self.check is not None) for node_id in samples],
-            "all",
-            label=self,
-        )
+class Deferred(Handle[T_co]):
+    """A call that takes what it leaves out from the run around it, so that it is one of ours only when it is appended."""
+
+    __slots__ = ()
+
+    def made(self) -> Generation[Any]:
+        """The call."""
+        raise NotImplementedError
+
+    def follows(self, bound: Bound) -> Iterable[Piece | tuple[Handle[Any], Bound]]:
+        """What is said and bound after it. `bound`: what the call's name stands for."""
+        return ()
 
 
 class Selection(Handle[T_co]):
@@ -249,12 +191,6 @@ class Selection(Handle[T_co]):
     def __repr__(self) -> str:
         return f"select({self.name!r}, ...)"
 
-    def write(self, draft: Draft) -> None:
-        """One Select."""
-        choices = tuple(draft.choice(c) for c in self.choices)
-        node_id = draft.push(Select, name=self.name, choices=choices, method=self.method, model=self.model)
-        draft.bind(self, Bound(node_id, self.convert, self))
-
 
 class Turn(Expression):
     """A whole turn: role, content, end of role."""
@@ -268,13 +204,6 @@ class Turn(Expression):
     def __repr__(self) -> str:
         return f"{self.role}({', '.join(map(repr, self.content))})"
 
-    def write(self, draft: Draft) -> None:
-        """RoleBegin, the content, RoleEnd."""
-        draft.open_role(self.role)
-        for part in self.content:
-            draft.add(part)
-        draft.close_role(self.role)
-
 
 class TurnBegin(Expression):
     """The opening of a turn on its own; closed by the matching end."""
@@ -286,10 +215,6 @@ class TurnBegin(Expression):
 
     def __repr__(self) -> str:
         return f"role_begin({self.role!r})"
-
-    def write(self, draft: Draft) -> None:
-        """One RoleBegin."""
-        draft.open_role(self.role)
 
 
 class TurnEnd(Expression):
@@ -303,10 +228,6 @@ class TurnEnd(Expression):
     def __repr__(self) -> str:
         return f"role_end({self.role!r})"
 
-    def write(self, draft: Draft) -> None:
-        """One RoleEnd."""
-        draft.close_role(self.role)
-
 
 class Picture(Expression):
     """An image. No backend of this version takes one: appending it says so by name."""
@@ -319,6 +240,257 @@ class Picture(Expression):
     def __repr__(self) -> str:
         return f"image({self.source!r})"
 
-    def write(self, draft: Draft) -> None:
-        """Refuses."""
-        draft.refuse_image(self.source)
+
+# --- lazy values ------------------------------------------------------------------------------------------------------
+
+
+class Reader(Protocol):
+    """Who can wait for a binding."""
+
+    def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
+        """Its value."""
+
+    async def aread(self, bound: Bound) -> Any:
+        """Its value, without blocking the loop."""
+
+
+class Lazy(Expression, Generic[V]):
+    """A value that may not exist yet.
+
+    Reading raises what failed: a JoinError (which holds every branch's value or error), a ToolError, ...
+    """
+
+    __slots__ = ("_reader", "bound")
+
+    def __init__(self, reader: Reader, bound: Bound) -> None:
+        self._reader = reader
+        self.bound = bound
+
+    @property
+    def value(self) -> V:
+        """The value; waits for it."""
+        found: V = self._reader.read(self.bound)
+        return found
+
+    def get(self, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
+        """`x.get()` is the value; waits at most `timeout_s`, or raises DeadlineError. With other arguments it is the value's own
+        `get`: `x.get("a", 0)` of a dict. A number alone is a time limit where the value has no `get`.
+        """
+        alone = args[0] if len(args) == 1 and not options else None
+        limited = isinstance(alone, (int, float)) and not isinstance(alone, bool)
+        value = self._reader.read(self.bound, alone if limited and timeout_s is None else timeout_s)
+        if not args and not options:
+            return value
+        return value if limited and not hasattr(value, "get") else value.get(*args, **options)
+
+    def __await__(self) -> Generator[Any, None, V]:
+        return self._reader.aread(self.bound).__await__()
+
+    @property
+    def expression(self) -> DataExpression:
+        """How a node mentions it."""
+        return self.bound.expression
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.bound.label}>"
+
+    def __str__(self) -> str:  # unlike other expressions, this one has a value
+        return str(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    def __bool__(self) -> bool:  # type: ignore[override]
+        return bool(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.value == _plain(other))
+
+    def __ne__(self, other: object) -> bool:
+        return bool(self.value != _plain(other))
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        return iter(self.value)  # type: ignore[call-overload,no-any-return]
+
+    def __setitem__(self, key: Any, item: Any) -> None:
+        self.value[key] = item  # type: ignore[index]
+
+    def __delitem__(self, key: Any) -> None:
+        del self.value[key]  # type: ignore[attr-defined]
+
+    def __add__(self, other: Any) -> Any:
+        """With a text it is a text that mentions it, without waiting. With all else that has a value it is the sum."""
+        if isinstance(other, str):
+            return LazyText((self, other))
+        if isinstance(other, Expression) and not isinstance(other, (Lazy, LazyText)):
+            return Expression.__add__(self, other)
+        return operator.add(self.value, _plain(other))
+
+    def __radd__(self, other: Any) -> Any:
+        if isinstance(other, str):
+            return LazyText((other, self))
+        return Expression.__radd__(self, other) if isinstance(other, Expression) else other + self.value
+
+    def __getattr__(self, name: str) -> Any:
+        """What the value has of that name: `hits.split()`, `order.total`. Waits for it."""
+        if (name.startswith("__") and name.endswith("__")) or name.startswith(("_repr_", "_ipython_", "_reader")):
+            raise AttributeError(name)  # Python and notebooks ask for these of everything
+        return getattr(self.value, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """Its own. `json.dumps` asks for it before it gives up, and is told what to write."""
+        if sys._getframe(1).f_code is _JSON_GIVES_UP:
+            raise ProgramError(
+                f"json.dumps was given {self!r}, which is not the value itself",
+                hint="json.dumps(x.value), or s.json(x), which does not wait",
+                origin=user_origin(),  # the line behind json's own
+            )
+        return type(self)
+
+    if TYPE_CHECKING:  # made below, from the tables of operators
+
+        def __abs__(self) -> Any: ...
+
+        __ceil__ = __floor__ = __invert__ = __neg__ = __pos__ = __reversed__ = __trunc__ = __abs__
+
+        def __complex__(self) -> complex: ...
+        def __float__(self) -> float: ...
+        def __index__(self) -> int: ...
+        def __int__(self) -> int: ...
+        def __len__(self) -> int: ...
+        def __round__(self, digits: int | None = None) -> Any: ...
+        def __contains__(self, item: object) -> bool: ...
+        def __ge__(self, other: Any) -> Any: ...
+
+        __getitem__ = __gt__ = __le__ = __lt__ = __and__ = __divmod__ = __floordiv__ = __lshift__ = __mod__ = __ge__
+        __mul__ = __or__ = __pow__ = __rshift__ = __sub__ = __truediv__ = __xor__ = __matmul__ = __rand__ = __ge__
+        __rdivmod__ = __rfloordiv__ = __rlshift__ = __rmod__ = __rmul__ = __ror__ = __rpow__ = __rrshift__ = __ge__
+        __rsub__ = __rtruediv__ = __rxor__ = __rmatmul__ = __ge__
+
+
+_JSON_GIVES_UP = json.JSONEncoder.default.__code__
+
+
+def _plain(value: Any) -> Any:
+    return value.value if isinstance(value, (Lazy, LazyText)) else value
+
+
+class LazyText(Chain):
+    """A text with lazy values in it: appended without waiting; any other use waits, and acts on the text."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> str:
+        """The text; waits for the values in it."""
+        return "".join(text_of(_plain(part)) for part in self.parts)
+
+    def __add__(self, other: Any) -> Chain:
+        if isinstance(other, (str, Lazy)):
+            return LazyText((*self.parts, other))
+        if isinstance(other, LazyText):
+            return LazyText((*self.parts, *other.parts))
+        return super().__add__(other)
+
+    def __radd__(self, other: Any) -> Chain:
+        return LazyText((other, *self.parts)) if isinstance(other, (str, Lazy)) else super().__radd__(other)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.value, name)
+
+    def __str__(self) -> str:
+        return self.value
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    def __bool__(self) -> bool:  # type: ignore[override]
+        return bool(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.value == _plain(other))
+
+    def __hash__(self) -> int:
+        return hash(self.value)
+
+    def __iter__(self) -> Iterator[str]:  # type: ignore[override]
+        return iter(self.value)
+
+
+def _unary(function: Callable[[Any], Any]) -> Any:
+    def method(self: Lazy[Any], *args: Any) -> Any:
+        return function(self.value, *args)
+
+    return method
+
+
+def _binary(function: Callable[[Any, Any], Any]) -> Any:
+    def method(self: Lazy[Any], other: Any) -> Any:
+        return function(self.value, _plain(other))
+
+    return method
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Any:
+    def method(self: Lazy[Any], other: Any) -> Any:
+        return function(_plain(other), self.value)
+
+    return method
+
+
+# Every operator that an int, a float, a str, a list or a dict has; a test compares the lists.
+_UNARY: dict[str, Callable[..., Any]] = {
+    "abs": abs, "ceil": math.ceil, "complex": complex, "float": float, "floor": math.floor, "index": operator.index,
+    "int": int, "invert": operator.invert, "len": len, "neg": operator.neg, "pos": operator.pos, "reversed": reversed,
+    "round": round, "trunc": math.trunc,
+}  # fmt: skip
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "contains": operator.contains, "ge": operator.ge, "getitem": operator.getitem, "gt": operator.gt, "le": operator.le,
+    "lt": operator.lt,
+}  # fmt: skip
+_BOTH_WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "and": operator.and_, "divmod": divmod, "floordiv": operator.floordiv, "lshift": operator.lshift,
+    "mod": operator.mod, "mul": operator.mul, "or": operator.or_, "pow": pow, "rshift": operator.rshift,
+    "sub": operator.sub, "truediv": operator.truediv, "xor": operator.xor, "matmul": operator.matmul,
+}  # fmt: skip
+for _kind in (Lazy, LazyText):
+    for _name, _function in _UNARY.items():
+        setattr(_kind, f"__{_name}__", _unary(_function))
+    for _name, _function in (*_BINARY.items(), *_BOTH_WAYS.items()):
+        setattr(_kind, f"__{_name}__", _binary(_function))
+    for _name, _function in _BOTH_WAYS.items():
+        setattr(_kind, f"__r{_name}__", _reflected(_function))
+
+
+if TYPE_CHECKING:
+
+    class Joined(list[T]):
+        """A list that a join gathers. For a type checker it is a `list[T]`; at runtime a Lazy that behaves like one."""
+
+        bound: Bound
+
+        def __init__(self, reader: Reader, bound: Bound) -> None: ...
+
+        @property
+        def value(self) -> list[T]:
+            """The list; waits for it."""
+
+        def get(self, timeout_s: float | None = None) -> list[T]:
+            """The list; waits at most `timeout_s`."""
+
+        def __await__(self) -> Generator[Any, None, list[T]]: ...
+
+else:
+
+    class Joined(Lazy[list[T]], Sequence[T]):
+        """A list that a join gathers, in branch order. Equal to a list of the same items."""
+
+        __slots__ = ()
+
+        __hash__ = None

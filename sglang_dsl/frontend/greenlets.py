@@ -1,4 +1,4 @@
-"""Waiting for values without a thread per branch.
+"""Bodies of branches on one thread: where one waits for a value, the next runs. And what a body may be.
 
 A program has one thread. Outside `branches.map` a wait simply blocks it. Inside, each branch body is a greenlet of
 that thread: where one waits, the next runs. A hub drives them; nested maps use the hub that is there.
@@ -14,8 +14,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, copy_context
+from inspect import iscoroutine, iscoroutinefunction
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import Origin, ProgramError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -53,7 +56,12 @@ def on_some_stack(thunk: Callable[[], T]) -> T:
     """Call it: here, or on a stack of its own where this one is long already, so that programs may call each other deeper than
     Python counts frames. What it raises and what it sets in context variables is as if it had been called here.
     """
-    if not _stack_is_long():
+    long = True
+    try:
+        sys._getframe(LONG_STACK)
+    except ValueError:
+        long = False
+    if not long:
         return thunk()
     ended: list[tuple[Any, BaseException | None]] = []
     contexts: list[Context] = []
@@ -78,14 +86,6 @@ def on_some_stack(thunk: Callable[[], T]) -> T:
         raise error
     found: T = value
     return found
-
-
-def _stack_is_long() -> bool:
-    try:
-        sys._getframe(LONG_STACK)
-    except ValueError:
-        return False
-    return True
 
 
 def _hub_here() -> Hub | None:
@@ -199,3 +199,32 @@ class Hub:
             self._alive.discard(body)
             if not body.dead:
                 body.throw(self._module.GreenletExit)
+
+
+# --- what a body may be -----------------------------------------------------------------------------------------------
+
+
+def is_async(function: object) -> bool:
+    """Whether calling it gives a coroutine: an `async def`, also inside a partial or as `__call__`, or such a program."""
+    called = getattr(type(function), "__call__", None)  # noqa: B004  that of its class is what a call calls
+    return iscoroutinefunction(function) or iscoroutinefunction(called) or getattr(function, "asynchronous", 0) is True
+
+
+DECIDE_HINT = (
+    "give it a plain `def`; an `async def` program can await the value (`await s.get(x)`) and go on with `if` or `for`"
+)
+MAP_HINT = "give it a plain `def`; or let the program be `async def`, and `await` the map of an `async def` body"
+
+
+def check_plain(function: object, what: str, origin: Origin, *, hint: str = DECIDE_HINT) -> None:
+    """Raise ProgramError for an `async def` where a plain function is called."""
+    if is_async(function):
+        raise ProgramError(f"{what} is `async def`, and nobody would await it here", hint=hint, origin=origin)
+
+
+def no_coroutine(value: Any, what: str, origin: Origin, *, hint: str = DECIDE_HINT) -> Any:
+    """The value. Raises ProgramError for a coroutine that nobody would await."""
+    if iscoroutine(value):
+        value.close()
+        raise ProgramError(f"{what} gave a coroutine, and nobody would await it here", hint=hint, origin=origin)
+    return value

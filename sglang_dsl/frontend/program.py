@@ -21,12 +21,12 @@ from .call_sites import Sites, caller_origin
 from .greenlets import on_some_stack
 from .result import Interrupted, Result
 from .session import Session, settled, use
-from .state import State
+from .state import State, cursor_of, nested
 from .stream import Running, Stream
 
 if TYPE_CHECKING:
     from ..ir.explain import Explanation
-    from .lazy_values import Joined, Lazy
+    from .expressions import Joined, Lazy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -81,9 +81,9 @@ class Program(Generic[P, R]):
                 hint=f"{self.name}.run(...) runs it; inside a program: {self.name}(s, ...)",
                 origin=caller_origin(),
             )
-        inner = state._nested(self.name, self.function.__code__)
+        inner = nested(state, self.name, self.function.__code__)
         body = partial(self.call, inner, args, kwargs)
-        result: R = body() if inner._cursor.depth % 8 or self.asynchronous else on_some_stack(body)
+        result: R = body() if cursor_of(inner).depth % 8 or self.asynchronous else on_some_stack(body)
         return result
 
     def __get__(self, instance: object, owner: type | None = None) -> Program[..., R]:

@@ -1,20 +1,8 @@
-"""The seam inside the frontend: a State talks to a Recorder, which is a live run or a tracer.
+"""A run as a program's Recorder: appends go to the Run, reads wait for it.
 
-    State, Branches  -- append(nodes), register --> Recorder --> ir/execution.Run      (LiveRecorder, here)
-    s[x], s.text     <-- read(bound), text ----                  Graph + Abstract      (Tracer, in tracing/tracer.py)
-
-A recorder owns the graph that grows. Everything that differs between running and tracing goes through its methods:
-
-    append      nodes of one statement, already complete; raises what the border can see, and then nothing has happened
-    pieces      a string that crosses the border into text (a tracer finds the tags of abstract values in it)
-    expression  a Python value that crosses the border as data: return values; `arguments` those of a tool
-    read        the value of something bound: waits for it, or is an abstract value
-    switch, loop, map    run an arm or a body on real values, or record it as a sub-graph
-
-`switch`, `loop` and `map` in a run: plain Python control flow that the graph knows about.
-
-The arm or body runs here and now, on real values; its nodes note in `control` which value decided that they run. A tracer
-records the same calls as Switch, Loop and Map nodes with sub-graphs instead.
+`switch` and `loop` in a run are plain Python control flow that the graph knows about: the arm or body runs here and now, on
+real values, and its nodes note in `control` which value decided that they run. A trace records the same calls as nodes with
+sub-graphs instead (`tracing/control_flow.py`).
 """
 
 from __future__ import annotations
@@ -23,117 +11,42 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from contextvars import copy_context
-from inspect import iscoroutine, iscoroutinefunction
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from ..errors import DeadlineError, Origin, ProgramError, SpecError, UnresolvedError
+from ..errors import DeadlineError, Origin, ProgramError, UnresolvedError
 from ..ir.execution import Outcome, Run, on_loop
 from ..ir.graph import Graph
 from ..ir.nodes import Constant, DictOf, Expression, Node, Objects, Piece, Plain
 from ..ir.semantics import same
 from ..ir.specs import DEFAULT_MAX_DEPTH
-from .bindings import Bound
+from .bindings import Bound, Local
 from .call_sites import Site, Sites, caller_origin
-from .data import Find, Template, argument_of_value, data_of_value
-from .greenlets import wait
+from .cursor import Body, Cursor, Find, Line
+from .data import Template, argument_of_value, data_of_value
+from .expressions import Handle
+from .greenlets import no_coroutine, run_concurrently, wait
 
 if TYPE_CHECKING:
     from .tools import Tool
 
 
-Body = Callable[[Any], Any]
-
-
-class Deciding(Protocol):
-    """What of a line a decision touches."""
-
-    control: tuple[str, ...]
-
-
 def run_switch(
-    state: Any, line: Deciding, bound: Bound, value: Any, arms: Mapping[Any, Body], default: Body | None, site: Site
+    cursor: Cursor, bound: Bound, value: Any, arms: Mapping[Any, Body], default: Body | None, site: Site
 ) -> Any:
-    """Run the arm of `value`. Raises ProgramError where no arm takes it."""
-    body = _arm_of(value, arms, default)
+    """Run the arm of `value`, by the rule of the graph. Raises ProgramError where no arm takes it."""
+    body = next((body for key, body in arms.items() if same(key, value)), default)
     if body is None:
         raise ProgramError(
             f"no arm of the switch takes {value!r}; arms: {', '.join(map(repr, arms))}",
             hint="add the arm, or default=",
             origin=site.origin,
         )
-    with decided_by(line, bound):
-        return no_coroutine(body(state), "an arm of the switch", site.origin)
-
-
-def run_loop(
-    state: Any,
-    line: Deciding,
-    body: Body,
-    until: Callable[[], Bound] | None,
-    stop: Callable[[], bool],
-    limit: int,
-    site: Site,
-) -> Any:
-    """Repeat `body` at most `limit` times, until `stop()` after one of them; gives what the last one returned."""
-    before = line.control
-    result = None
-    try:
-        for iteration in range(limit):
-            result = no_coroutine(body(state), "the body of the loop", site.origin)
-            if until is not None and iteration + 1 < limit:
-                if stop():
-                    break
-                line.control = _with(before, until())
-    finally:
-        line.control = before
-    return result
-
-
-def run_map(branches: Any, items: Sequence[Any], body: Callable[[Any, Any], Any]) -> Any:
-    """`body(branch, item)` for each, concurrently; an awaitable of what they give where the body is `async def`."""
-    if not is_async(body):
-        return branches.map(lambda branch: body(branch, items[branch.index]))
-
-    async def one(branch: Any) -> Any:
-        return await body(branch, items[branch.index])
-
-    return branches.map(one)
-
-
-async def given(value: Any) -> Any:
-    """A value that is there already, to be awaited like the results of `async def` bodies."""
-    return value
-
-
-def is_async(function: object) -> bool:
-    """Whether calling it gives a coroutine: an `async def`, also inside a partial or as `__call__`, or such a program."""
-    called = getattr(type(function), "__call__", None)  # noqa: B004  that of its class is what a call calls
-    return iscoroutinefunction(function) or iscoroutinefunction(called) or getattr(function, "asynchronous", 0) is True
-
-
-DECIDE_HINT = (
-    "give it a plain `def`; an `async def` program can await the value (`await s.get(x)`) and go on with `if` or `for`"
-)
-MAP_HINT = "give it a plain `def`; or let the program be `async def`, and `await` the map of an `async def` body"
-
-
-def check_plain(function: object, what: str, origin: Origin, *, hint: str = DECIDE_HINT) -> None:
-    """Raise ProgramError for an `async def` where a plain function is called."""
-    if is_async(function):
-        raise ProgramError(f"{what} is `async def`, and nobody would await it here", hint=hint, origin=origin)
-
-
-def no_coroutine(value: Any, what: str, origin: Origin, *, hint: str = DECIDE_HINT) -> Any:
-    """The value. Raises ProgramError for a coroutine that nobody would await."""
-    if iscoroutine(value):
-        value.close()
-        raise ProgramError(f"{what} gave a coroutine, and nobody would await it here", hint=hint, origin=origin)
-    return value
+    with decided_by(cursor.line, bound):
+        return no_coroutine(body(cursor), "an arm of the switch", site.origin)
 
 
 @contextmanager
-def decided_by(line: Deciding, bound: Bound) -> Iterator[None]:
+def decided_by(line: Line, bound: Bound) -> Iterator[None]:
     """What is appended inside runs because of the value of `bound`."""
     before = line.control
     line.control = _with(before, bound)
@@ -145,75 +58,6 @@ def decided_by(line: Deciding, bound: Bound) -> Iterator[None]:
 
 def _with(control: tuple[str, ...], bound: Bound) -> tuple[str, ...]:
     return (*control, bound.node_id) if bound.node_id else control
-
-
-def _arm_of(value: Any, arms: Mapping[Any, Body], default: Body | None) -> Body | None:
-    """The body for a value, by the rule of the graph."""
-    return next((body for key, body in arms.items() if same(key, value)), default)
-
-
-def check_limit(limit: int, site: Site) -> None:
-    """Raise SpecError unless `limit` is a whole number above 0."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise SpecError(f"limit={limit!r} is not a whole number above 0", hint="limit=5", origin=site.origin)
-
-
-class Recorder(Protocol):
-    """What a State needs of whoever takes its nodes."""
-
-    graph: Graph
-    sites: Sites
-    tracing: bool
-    asynchronous: bool
-    max_depth: int
-    sampling: Mapping[str, Any]
-
-    def append(self, nodes: Sequence[Node]) -> None:
-        """Take the nodes of one statement. Raises what the border can see; then nothing was appended."""
-
-    def register(self, key: str, function: Callable[..., Any]) -> str:
-        """Make a Python callable known. Returns the key to name it by (`key`, made unique)."""
-
-    def pieces(self, text: str) -> tuple[Piece, ...]:
-        """A string as pieces of a Text node."""
-
-    def expression(self, value: Any, find: Find, origin: Origin) -> Expression:
-        """A Python value as an expression; `find` says what handles in it stand for. Raises ProgramError where it is not data."""
-
-    def arguments(
-        self, tool: Tool[..., Any], given: Mapping[str, Any], find: Find, origin: Origin
-    ) -> tuple[DictOf, Objects | None]:
-        """The arguments of a tool for the graph, and as the objects that they are where the graph does not say it all."""
-
-    def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
-        """The value of what is bound. Raises the cause where it failed; DeadlineError after `timeout_s`."""
-
-    async def aread(self, bound: Bound) -> Any:
-        """Like `read`, for async bodies: waits without blocking the loop."""
-
-    def future(self, node_id: str) -> Future[Outcome] | None:
-        """Where a node's outcome will be, if it will be anywhere."""
-
-    def is_finished(self, node_id: str) -> bool:
-        """Whether a node has its outcome, without a failure."""
-
-    def outcome(self, node_id: str) -> Outcome:
-        """What a node resolved to; waits like `read`."""
-
-    def switch(self, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
-        """See `State.switch`. Raises ProgramError where no arm takes the value."""
-
-    def loop(self, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
-        """See `State.loop`."""
-
-    def map(self, state: Any, items: Sequence[Any], body: Callable[[Any, Any], Any], site: Site) -> Any:
-        """See `State.map`."""
-
-    def in_turn(self, bodies: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
-        """Call the bodies of branches one after the other, where nothing ever waits; each gives (value, None) or (None, error)."""
-
-    def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
-        """Cancel nodes and what lies below them; None: everything."""
 
 
 _SCALARS = frozenset({str, int, float, bool, type(None)})  # most arguments: nothing is mentioned in them
@@ -330,11 +174,14 @@ class LiveRecorder:
 
     def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
         """Wait for the node and convert."""
+        if isinstance(bound, Local):
+            return bound.resolve(self.outcome)
         return bound.finish(self._wait(bound.node_id, bound, timeout_s))
 
     async def aread(self, bound: Bound) -> Any:
         """Await the node and convert."""
-
+        if isinstance(bound, Local):
+            return bound.resolve(self.outcome)
         try:
             outcome = await on_loop(self.run.value(bound.node_id))
         except Exception as error:
@@ -355,24 +202,37 @@ class LiveRecorder:
         """Wait for the node."""
         return self._wait(node_id, None, None)
 
-    def switch(self, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
+    def switch(self, cursor: Cursor, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
         """Wait for the value and run its arm."""
-        return run_switch(state, state._cursor.line, bound, state._value(bound), arms, default, site)
+        return run_switch(cursor, bound, self.read(bound), arms, default, site)
 
-    def loop(self, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
-        """Run the body, wait for what decides, and so on."""
-        decider = None if until is None else lambda: state._find(until)
-        return run_loop(state, state._cursor.line, body, decider, lambda: same(state[until], stop_value), limit, site)
+    def loop(
+        self, cursor: Cursor, body: Body, until: Handle[Any] | str | None, stop_value: Any, limit: int, site: Site
+    ) -> Any:
+        """Run the body, wait for what decides, and so on; gives what the last body returned."""
+        line = cursor.line
+        before = line.control
+        result = None
+        try:
+            for iteration in range(limit):
+                result = no_coroutine(body(cursor), "the body of the loop", site.origin)
+                if until is not None and iteration + 1 < limit:
+                    decider = cursor.find(until)
+                    if same(self.read(decider), stop_value):
+                        break
+                    line.control = _with(before, decider)
+        finally:
+            line.control = before
+        return result
 
-    def map(self, state: Any, items: Sequence[Any], body: Callable[[Any, Any], Any], site: Site) -> Any:
-        """Fork, and run the bodies concurrently."""
-        if not len(items):
-            return given([]) if is_async(body) else []
-        return run_map(state._fork(len(items), site), items, body)
+    def map(self, cursor: Cursor, items: Any, body: Callable[[Cursor, Any], Any], site: Site) -> None:
+        """Every list is known in a run."""
 
-    def in_turn(self, bodies: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
-        """Each by itself."""
-        return [ended(body) for body in bodies]
+    def run_bodies(
+        self, bodies: Sequence[Callable[[], Any]], concurrency: int | None
+    ) -> list[tuple[Any, Exception | None]]:
+        """Where one waits for a value, others go on."""
+        return run_concurrently(bodies, concurrency)
 
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
         """Pass it on."""
@@ -396,41 +256,5 @@ class LiveRecorder:
             raise
 
 
-def ended(body: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What a branch's body gives, called in a context of its own."""
-    try:
-        return copy_context().run(body), None
-    except Exception as error:  # noqa: BLE001  a body's error is its result; the map raises it
-        return None, error
-
-
 def _label(node_id: str, bound: Bound | None) -> str:
     return node_id if bound is None else bound.label
-
-
-def no_text(value: object, origin: Origin) -> ProgramError:
-    """The error for something that was appended and is no text."""
-    kind = type(value).__name__
-    if iscoroutine(value):
-        value.close()
-        hint = "an `async def` was called without `await`: s += await f()"
-    elif value is None:
-        hint = "append a string; a function that returns nothing was called here, perhaps"
-    elif isinstance(value, (bool, int, float)):
-        hint = f"s += str({value!r}), or an f-string with the format you want"
-    elif kind == "State":
-        hint = "append text or calls; a branch's text joins its parent with branches.concat()"
-    elif kind == "Branches":
-        hint = "append to the branches, then branches.join(x)"
-    else:
-        hint = "s += json.dumps(value), or an f-string"
-    return ProgramError(
-        f"{_short(value)} is not text or a call{'' if value is None else f' (its type is {kind})'}",
-        hint=hint,
-        origin=origin,
-    )
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."

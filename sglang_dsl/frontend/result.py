@@ -15,6 +15,7 @@ from ..ir.specs import spelled
 if TYPE_CHECKING:
     from ..ir.draw import Drawing, Format
     from ..ir.record import RunRecord
+    from .cursor import Cursor
     from .state import State
 
 R = TypeVar("R")
@@ -29,6 +30,7 @@ class Result(Generic[R]):
     """
 
     __slots__ = (
+        "_cursor",
         "_meter",
         "_run",
         "_spec",
@@ -47,6 +49,7 @@ class Result(Generic[R]):
         value: R | None,
         *,
         state: State,
+        cursor: Cursor,
         graph: Graph,
         spec: RunSpec,
         run: Run,
@@ -61,6 +64,7 @@ class Result(Generic[R]):
         self._run = run
         self._meter = meter
         self.state = state
+        self._cursor = cursor
         self.graph = graph
         self.usage: Usage = summary.usage
         self.seed = summary.seed
@@ -82,7 +86,7 @@ class Result(Generic[R]):
     @property
     def finished(self) -> dict[str, Any]:
         """Names of the final state whose values exist, with their values; for looking at a failed or stopped run."""
-        return self.state._finished()
+        return self._cursor.finished()
 
     @property
     def record(self) -> RunRecord:
@@ -97,7 +101,8 @@ class Result(Generic[R]):
     @property
     def outcomes(self) -> dict[str, Outcome]:
         """What each finished node resolved to, by node id."""
-        return self.state._outcomes()
+        recorder = self._cursor.recorder
+        return {node.id: recorder.outcome(node.id) for node in self.graph if recorder.is_finished(node.id)}
 
     def draw(self, format: Format = "html") -> Drawing:  # noqa: A002  the word that `ir.draw.draw` uses
         """A picture of the graph, with what the run gave and what went wrong in it; the HTML page has the prompts as the

@@ -21,13 +21,13 @@ from ..ir.nodes import Join, Return
 from ..ir.specs import SAMPLING_NAMES, Backend, RunOptions, SamplingOptions
 from .bindings import Bindings
 from .call_sites import Sites, caller_origin
-from .data import MENTIONS, mentions_in, replaced, resolved_mention
+from .cursor import Cursor, Line
+from .data import MENTIONS, avalue_of, mentions_in, replaced, resolved_mention, value_of
 from .expressions import Expression, Handle
 from .greenlets import on_some_stack, wait
 from .recorder import LiveRecorder
 from .result import Result, attach
 from .state import State
-from .statement import Cursor, Line
 
 R = TypeVar("R")
 RUNS_ON_A_STACK = 32  # of `async def` programs that await runs in each other: then a task begins a stack of its own
@@ -44,6 +44,7 @@ class Session(Generic[R]):
         "_around",
         "_body",
         "_cancelled",
+        "_cursor",
         "_executor",
         "_keep_failures",
         "_origin",
@@ -88,7 +89,8 @@ class Session(Generic[R]):
             max_depth=spec.options.max_depth,
             sampling=spec.options.sampling,
         )
-        self.state = State(Cursor(self.recorder, Line(), Bindings(), ""))
+        self._cursor = Cursor(self.recorder, Line(), Bindings())
+        self.state = State(self._cursor)
 
     @property
     def name(self) -> str:
@@ -187,24 +189,24 @@ class Session(Generic[R]):
                     hint="s += it, and return s[...]",
                     origin=self._origin,
                 )
-            resolved_mention(mention, self.state._find, self._origin)
+            resolved_mention(mention, self._cursor.find, self._origin)
 
     def _read(self, mention: Any) -> Any:
         """The value of what a returned value mentions; waits for it."""
-        return self.state.value_of(mention)
+        return value_of(mention, self._cursor)
 
     async def _aread(self, value: Any) -> Any:
         """A returned value with all it mentions read, without blocking the loop."""
-        found = {id(m): await self.state.avalue_of(m) for m in mentions_in(value, MENTIONS, set())}
+        found = {id(m): await avalue_of(m, self._cursor) for m in mentions_in(value, MENTIONS, set())}
         return replaced(value, MENTIONS, lambda mention: found[id(mention)])
 
     def _note_return(self, value: Any) -> None:
         """Add the Return node. A value that is no data (some Python object) has none: the graph does not know it."""
-        line = self.state._cursor.line
+        line = self._cursor.line
         if value is None or line.cancelled:
             return
         try:
-            expression = self.recorder.expression(value, self.state._find, self._origin)
+            expression = self.recorder.expression(value, self._cursor.find, self._origin)
         except ProgramError:
             return
         node = Return(id="return", context=line.tip, branch=line.branch, origin=self._origin, value=expression)
@@ -230,6 +232,7 @@ class Session(Generic[R]):
         result: Result[R] = Result(
             value,
             state=self.state,
+            cursor=self._cursor,
             graph=self.recorder.graph,
             spec=self._spec,
             run=self.run,

@@ -1,96 +1,33 @@
-"""The state a program appends to: `s += x`, `s[x]`, `s.fork(n)`, turns, scopes, control flow.
+"""The state a program appends to: `s += x`, `s[x]`, `s.fork(n)`, turns, scopes, tools, control flow.
 
-A State is a view: a Line (one context path) with the names of one scope. A nested program gets a State over the same
-Line with names of its own; a branch gets a Line of its own that starts at the fork, and a copy of the names.
-
-What is different between a run and a trace is behind the Recorder (`recorder.py`): State only drafts statements
-(`statement.py`), hands their nodes to `recorder.append`, and asks `recorder.read` for values. A tracer is a Recorder
-whose `read` returns abstract values, whose `pieces` finds them in strings, and whose `expression` finds them in data.
-
-What a context path reads as: its text, its messages, and how a stretch of it is mentioned elsewhere.
-
-The with-forms: a turn, and text that gets a name.
+A State is what a user sees of a Cursor (`cursor.py`): a place on one context path, with the names of one scope. A nested
+program gets a State on the same path with names of its own; a branch gets one on a path of its own that starts at the fork.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Sized
-from difflib import get_close_matches
 from types import CodeType, TracebackType
 from typing import Any, NoReturn, TypeVar, overload
 
-from ..errors import DslError, ForkError, Origin, ProgramError, UnknownNameError
-from ..ir.execution import Meta, Outcome
-from ..ir.nodes import Constant, Fork, Node, Reference, RoleBegin, RoleEnd
+from ..errors import DslError, ProgramError, SpecError
+from ..ir.execution import Meta
+from ..ir.nodes import Constant, Node, Reference, RoleBegin, RoleEnd
 from ..ir.nodes import Text as TextNode
 from ..ir.nodes import Tool as ToolNode
-from ..ir.outcome import PathText
-from ..ir.specs import MOST_BRANCHES, shown
-from .bindings import Bindings, Bound, Gathered, Local, Span, history
-from .branches import Branches
+from .bindings import Bound, Gathered, Local, Span, history
+from .branches import Branches, fork
 from .call_sites import Site, caller_origin
-from .data import Text, json_pieces, merged, read_mention, resolved_mention
-from .expressions import Handle, Mention, TurnBegin, TurnEnd
-from .lazy_values import Lazy
-from .recorder import MAP_HINT, check_limit, check_plain
-from .statement import Cursor, Statement
+from .cursor import SILENT, Body, Cursor
+from .data import avalue_of, json_pieces, merged, value_of
+from .expressions import Handle, Lazy, Mention, TurnBegin, TurnEnd
+from .greenlets import MAP_HINT, check_plain, is_async, on_some_stack
+from .statement import Statement, say
 from .tools import ObjectTool, Tool, tool_of
 
-SILENT = frozenset({"fork", "return", "input", "tool"})  # node kinds that add no text
-
-
-def text_of(cursor: Cursor) -> str:
-    """All text of the path, turn markers included; waits for it. What was read before is not put together again."""
-    line, outcome = cursor.line, cursor.recorder.outcome
-    after, known, half = (None, "", b"") if cursor.recorder.tracing else line.heard
-    tip = line.tip
-    said = PathText(known, half)
-    for node in cursor.path(after):
-        if node.kind not in SILENT:
-            found = outcome(node.id)
-            said.add(found.text, found.torn)
-    text = said.text
-    if not cursor.recorder.tracing:
-        line.heard = (tip, text, said.half)
-    return text
-
-
-def messages_of(cursor: Cursor) -> list[dict[str, str]]:
-    """The turns of the path; a turn that is still open comes last."""
-    line, outcome = cursor.line, cursor.recorder.outcome
-    nothing: tuple[None, list[dict[str, str]], None] = (None, [], None)
-    after, found, half = nothing if cursor.recorder.tracing else line.heard_turns
-    tip = line.tip
-    outcomes = [(node, outcome(node.id)) for node in cursor.path(after) if node.kind not in SILENT]
-    found = [*found[:-1], *map(dict, found[-1:])]  # others may be reading this line, too
-    turn = None if half is None else PathText(found[-1]["content"], half)  # the open one
-    for node, said in outcomes:
-        if isinstance(node, (RoleBegin, RoleEnd)):
-            if turn is not None:
-                found[-1]["content"] = turn.text
-            turn = None
-            if isinstance(node, RoleBegin):
-                found.append({"role": node.role, "content": ""})
-                turn = PathText()
-        elif turn is not None:
-            turn.add(said.text, said.torn)
-    if turn is not None:
-        found[-1]["content"] = turn.text
-    if not cursor.recorder.tracing:
-        line.heard_turns = (tip, found, None if turn is None else turn.half)
-    return [*map(dict.copy, found)]
-
-
-def stretch(nodes: Sequence[Node], name: str) -> Span:
-    """The text of some nodes of a path as something to be bound."""
-    parts: list[Constant | Reference] = []
-    for node in nodes:
-        if isinstance(node, TextNode):
-            parts.extend(p if isinstance(p, Reference) else Constant(p.text) for p in node.pieces)
-        elif node.kind not in SILENT and not isinstance(node, (RoleBegin, RoleEnd)):
-            parts.append(Reference(node.id))
-    return Span(parts, name)
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class OpenTurn:
@@ -104,19 +41,18 @@ class OpenTurn:
         self._site = site
 
     def __enter__(self) -> None:
-        self._cursor.say(TurnBegin(self._role), self._site)
+        say(self._cursor, TurnBegin(self._role), self._site)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         end = Site(f"{self._site.label}.end", self._site.origin)
-        if error is None:
-            self._cursor.say(TurnEnd(self._role), end)
-            return
         try:
-            self._cursor.say(TurnEnd(self._role), end)
+            say(self._cursor, TurnEnd(self._role), end)
         except DslError:
-            return  # the state has failed already; the block's own error is the one to see
+            if error is None:
+                raise
+            # the state has failed already; the block's own error is the one to see
 
 
 class NamedSpan:
@@ -136,11 +72,18 @@ class NamedSpan:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            self._cursor.rebind(self._name, stretch(self._cursor.path(after=self._start), self._name))
+            self._cursor.rebind(self._name, _stretch(self._cursor.path(after=self._start), self._name))
 
 
-T = TypeVar("T")
-R = TypeVar("R")
+def _stretch(nodes: Sequence[Node], name: str) -> Span:
+    """The text of some nodes of a path as something to be bound."""
+    parts: list[Constant | Reference] = []
+    for node in nodes:
+        if isinstance(node, TextNode):
+            parts.extend(p if isinstance(p, Reference) else Constant(p.text) for p in node.pieces)
+        elif node.kind not in SILENT and not isinstance(node, (RoleBegin, RoleEnd)):
+            parts.append(Reference(node.id))
+    return Span(parts, name)
 
 
 class State:
@@ -156,10 +99,7 @@ class State:
     # appending ---------------------------------------------------------------------------------------------------
 
     def __iadd__(self, item: Any) -> State:
-        cursor = self._cursor
-        statement = Statement(cursor.recorder, cursor.line, cursor.scope, cursor.recorder.sites.at(sys._getframe(1)))
-        statement.add(item)
-        cursor.commit(statement)
+        say(self._cursor, item, self._cursor.recorder.sites.at(sys._getframe(1)))
         return self
 
     def __add__(self, item: Any) -> NoReturn:
@@ -171,8 +111,7 @@ class State:
 
     def append(self, item: Any) -> State:
         """`s += item` as an expression."""
-        cursor = self._cursor
-        cursor.say(item, cursor.recorder.sites.at(sys._getframe(1)))
+        say(self._cursor, item, self._cursor.recorder.sites.at(sys._getframe(1)))
         return self
 
     # reading -----------------------------------------------------------------------------------------------------
@@ -182,7 +121,7 @@ class State:
     @overload
     def __getitem__(self, key: str) -> Any: ...
     def __getitem__(self, key: Handle[Any] | str) -> Any:
-        return self._value(self._find(key))
+        return self._cursor.recorder.read(self._cursor.find(key))
 
     @overload
     def read(self, key: Handle[T], timeout_s: float | None = None) -> T: ...
@@ -190,7 +129,7 @@ class State:
     def read(self, key: str, timeout_s: float | None = None) -> Any: ...
     def read(self, key: Handle[Any] | str, timeout_s: float | None = None) -> Any:
         """`s[key]`, waiting at most `timeout_s`. Raises DeadlineError."""
-        return self._value(self._find(key), timeout_s)
+        return self._cursor.recorder.read(self._cursor.find(key), timeout_s)
 
     @overload
     async def get(self, key: Handle[T]) -> T: ...
@@ -198,8 +137,7 @@ class State:
     async def get(self, key: str) -> Any: ...
     async def get(self, key: Handle[Any] | str) -> Any:
         """`s[key]` for `async def` programs: waits without blocking the event loop."""
-        bound = self._find(key)
-        return self._value(bound) if isinstance(bound, Local) else await self._cursor.recorder.aread(bound)
+        return await self._cursor.recorder.aread(self._cursor.find(key))
 
     def __contains__(self, key: object) -> bool:
         return key in (self._cursor.names if isinstance(key, str) else self._cursor.line.handles)
@@ -210,11 +148,12 @@ class State:
     def all(self, key: str) -> list[Any]: ...
     def all(self, key: Handle[Any] | str) -> list[Any]:
         """Every value the name (or handle) was bound to so far, oldest first."""
-        return [self._value(bound) for bound in history(self._find(key), of_handle=not isinstance(key, str))]
+        found = history(self._cursor.find(key), of_handle=not isinstance(key, str))
+        return [self._cursor.recorder.read(bound) for bound in found]
 
     def meta(self, key: Handle[Any] | str) -> Meta:
         """Token ids and scores, finish reason and counts of the call a name was last bound to."""
-        bound = self._find(key)
+        bound = self._cursor.find(key)
         found = None if isinstance(bound, Local) else self._cursor.recorder.outcome(bound.node_id).meta
         if found is None:
             raise ProgramError(
@@ -226,7 +165,7 @@ class State:
 
     def metas(self, key: Handle[Any] | str) -> list[Meta]:
         """`meta` of each sample of a `gen(n=...)`, or of each call that a join gathered, in order."""
-        bound = self._find(key)
+        bound = self._cursor.find(key)
         recorder = self._cursor.recorder
         calls: Iterable[Bound] = [bound]
         if isinstance(bound, Gathered):
@@ -239,7 +178,7 @@ class State:
 
     def ref(self, key: Handle[Any] | str | Lazy[Any]) -> Mention:
         """Mention a value in text without waiting for it: `s += "You said " + s.ref("a")`."""
-        bound = key.bound if isinstance(key, Lazy) else self._find(key)
+        bound = key.bound if isinstance(key, Lazy) else self._cursor.find(key)
         return Mention(bound.pieces, repr(key), bound)
 
     def json(self, value: Any) -> Mention:
@@ -251,7 +190,7 @@ class State:
             ProgramError: something in it has no JSON.
         """
         origin = caller_origin()
-        expression = self._cursor.recorder.expression(value, self._find, origin)
+        expression = self._cursor.recorder.expression(value, self._cursor.find, origin)
         return Mention(merged(json_pieces(expression)), "json")
 
     def value_of(self, mention: Any) -> Any:
@@ -260,76 +199,23 @@ class State:
         Raises:
             ProgramError: it stands for no value. UnknownNameError: a handle that was not appended.
         """
-        found = resolved_mention(mention, self._find, caller_origin())
-        if isinstance(found, Bound):
-            value = self._value(found)
-            return self.value_of(value) if isinstance(value, Lazy) else value
-        return read_mention(found, self._cursor.recorder.outcome)
+        return value_of(mention, self._cursor)
 
     async def avalue_of(self, mention: Any) -> Any:
         """`value_of`, without blocking the event loop."""
-        found = resolved_mention(mention, self._find, caller_origin())
-        for part in found.parts if isinstance(found, Text) else (found,):
-            if isinstance(part, Bound) and not isinstance(part, Local):
-                await self._cursor.recorder.aread(part)
-        return self.value_of(mention)
-
-    def _value(self, bound: Bound, timeout_s: float | None = None) -> Any:
-        recorder = self._cursor.recorder
-        if isinstance(bound, Local):
-            return bound.resolve(recorder.outcome)
-        return recorder.read(bound, timeout_s)
-
-    def _finished(self) -> dict[str, Any]:
-        """Names whose values exist, with their values. Waits for nothing."""
-        recorder = self._cursor.recorder
-        found: dict[str, Any] = {}
-        for name, bound in self._cursor.names.items():
-            if not isinstance(bound, Local) and recorder.is_finished(bound.node_id):
-                found[name] = recorder.read(bound)
-        return found
-
-    def _outcomes(self) -> dict[str, Outcome]:
-        recorder = self._cursor.recorder
-        return {n.id: recorder.outcome(n.id) for n in recorder.graph if recorder.is_finished(n.id)}
-
-    def _find(self, key: Handle[Any] | str | Lazy[Any]) -> Bound:
-        if isinstance(key, str):
-            bound = self._cursor.names.get(key)
-        elif isinstance(key, Lazy):
-            return key.bound
-        else:
-            bound = self._cursor.line.handles.get(key) if isinstance(key, Handle) else None
-        if bound is None:
-            raise self._unknown(key, caller_origin())
-        return bound
-
-    def _unknown(self, key: object, origin: Origin) -> DslError:
-        if isinstance(key, Handle):
-            hint = "append it before reading; a handle appended in branches is read with branches.join(handle)"
-            return UnknownNameError(f"{key!r} has not been appended to this state", hint=hint, origin=origin)
-        if not isinstance(key, str):
-            return ProgramError(
-                f"a state is read by name or by handle, not by {type(key).__name__}",
-                hint="s['name'], or s[handle] with handle = gen(...)",
-                origin=origin,
-            )
-        bound = sorted(self._cursor.names)
-        near = get_close_matches(key, bound, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"names so far: {', '.join(bound) or 'none'}"
-        return UnknownNameError(f"no append so far binds the name {key!r}", hint=hint, origin=origin)
+        return await avalue_of(mention, self._cursor)
 
     @property
     def text(self) -> str:
         """All text of this state's path, turn markers included; waits for it."""
-        return text_of(self._cursor)
+        return self._cursor.text()
 
     def messages(self) -> list[dict[str, str]]:
         """The turns so far, as `{"role", "content"}`; a turn that is still open comes last. Waits for their text.
 
         Text outside of turns belongs to no message.
         """
-        return messages_of(self._cursor)
+        return self._cursor.messages()
 
     # forking -----------------------------------------------------------------------------------------------------
 
@@ -339,40 +225,17 @@ class State:
         Raises:
             ForkError: `n` is not a whole number above 0.
         """
-        site = self._cursor.recorder.sites.at(sys._getframe(1))
-        return self._fork(n, site)
+        return self._forked(n, self._cursor.recorder.sites.at(sys._getframe(1)))
 
-    def _fork(self, n: int, site: Site) -> Branches[State]:
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-            what = (
-                f"fork({shown(n)}): a fork has at least one branch"
-                if isinstance(n, int)
-                else f"fork({shown(n)}) is not a whole number"
-            )
-            raise ForkError(
-                what, hint="s.fork(3); skip the fork where there is nothing to branch into", origin=site.origin
-            )
-        if n > MOST_BRANCHES:
-            raise ForkError(
-                f"fork({shown(n)}): a fork has at most {MOST_BRANCHES:,} branches",
-                hint="fork several times",
-                origin=site.origin,
-            )
-        statement = self._cursor.draft(site)
-        fork_id = statement.push(Fork, size=n)
-        self._cursor.commit(statement)
-        return Branches(self, fork_id, [State(c, i) for i, c in enumerate(self._cursor.split(fork_id, n))])
+    def _forked(self, n: int, site: Site) -> Branches[State]:
+        made = fork(self._cursor, n, site)
+        return Branches(made, [State(branch, index) for index, branch in enumerate(made.branches)])
 
     def cancel(self, reason: str = "cancelled by the program") -> None:
         """Stop this branch: what has not finished ends with CancelledError, finished values stay. On the program's own
         state it stops the run.
         """
-        line = self._cursor.line
-        if line.path and line.first is not None:
-            self._cursor.recorder.cancel([line.first], reason)
-        elif not line.path:
-            self._cursor.recorder.cancel(None, reason)
-        line.cancelled = reason
+        self._cursor.cancel(reason)
 
     # turns and scopes --------------------------------------------------------------------------------------------
 
@@ -396,16 +259,6 @@ class State:
         """`with s.var_scope("story"): ...`; afterwards `s["story"]` is the text appended inside."""
         return NamedSpan(self._cursor, name)
 
-    def _nested(self, program: str, body: CodeType) -> State:
-        """A state over the same line for a program called inside this one, with names of its own."""
-        depth = self._cursor.deeper(program)
-        self._cursor.recorder.sites.know_body(body)
-        count = self._scopes[program] = self._scopes.get(program, 0) + 1
-        name = program if count == 1 else f"{program}#{count}"
-        scope = f"{self._cursor.scope}/{name}" if self._cursor.scope else name
-        cursor = Cursor(self._cursor.recorder, self._cursor.line, Bindings(), scope, depth, self._cursor.regions)
-        return State(cursor, self.index)
-
     # tools and choices -------------------------------------------------------------------------------------------
 
     def call(self, tool: Tool[..., T], *args: Any, **kwargs: Any) -> Lazy[T]:
@@ -417,9 +270,9 @@ class State:
         if called is None:
             raise ProgramError(f"{tool!r} is not a tool", hint="put @tool on the function", origin=site.origin)
         recorder = self._cursor.recorder
-        statement = self._cursor.draft(site)
+        statement = Statement(self._cursor, site)
         given = called.arguments(args, kwargs, site.origin)
-        arguments, objects = recorder.arguments(called, given, self._find, site.origin)
+        arguments, objects = recorder.arguments(called, given, self._cursor.find, site.origin)
         node_id = statement.push(
             ToolNode,
             name=called.name,
@@ -430,7 +283,7 @@ class State:
             idempotent=called.idempotent,
             objects=objects,
         )
-        self._cursor.commit(statement)
+        statement.commit()
         bound = Bound(node_id, called.convert, f"{called.name}(...)")
         self._cursor.rebind(called.name, bound)
         return Lazy(recorder, bound)
@@ -449,8 +302,11 @@ class State:
         site = self._cursor.recorder.sites.at(sys._getframe(1))
         for arm in (*arms.values(), default):
             check_plain(arm, "an arm of the switch", site.origin)
-        run = self._cursor.recorder.switch
-        found: R = self._cursor.in_region("a switch", lambda: run(self, self._find(on), arms, default, site))
+        cursor, taken = self._cursor, {key: self._body(arm) for key, arm in arms.items()}
+        otherwise = None if default is None else self._body(default)
+        with cursor.region("a switch"):
+            bound = cursor.find(on)
+            found: R = on_some_stack(lambda: cursor.recorder.switch(cursor, bound, taken, otherwise, site))
         return found
 
     def loop(
@@ -460,10 +316,12 @@ class State:
         `stop_value`. Gives what the last call returned. In a trace it is recorded once, as a loop.
         """
         site = self._cursor.recorder.sites.at(sys._getframe(1))
-        check_limit(limit, site)
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise SpecError(f"limit={limit!r} is not a whole number above 0", hint="limit=5", origin=site.origin)
         check_plain(body, "the body of the loop", site.origin)
-        run = self._cursor.recorder.loop
-        found: R = self._cursor.in_region("a loop", lambda: run(self, body, until, stop_value, limit, site))
+        cursor, repeated = self._cursor, self._body(body)
+        with cursor.region("a loop"):
+            found: R = on_some_stack(lambda: cursor.recorder.loop(cursor, repeated, until, stop_value, limit, site))
         return found
 
     @overload
@@ -487,8 +345,46 @@ class State:
                 hint="s.map(list(items), body)",
                 origin=site.origin,
             )
-        return self._cursor.recorder.map(self, items, body, site)
+        recorded = self._cursor.recorder.map(self._cursor, items, lambda at, item: body(self._at(at), item), site)
+        asynchronous = is_async(body)
+        if recorded is not None or not len(items):
+            found = [] if recorded is None else recorded
+            return _awaitable(found) if asynchronous else found
+        branches = self._forked(len(items), site)
+        if not asynchronous:
+            return branches.map(lambda branch: body(branch, items[branch.index or 0]))
+
+        async def one(branch: State) -> Any:
+            return await body(branch, items[branch.index or 0])
+
+        return branches.map(one)
+
+    def _body(self, body: Callable[[State], Any]) -> Body:
+        return lambda at: body(self._at(at))
+
+    def _at(self, cursor: Cursor) -> State:
+        """This state, or one like it where a trace follows a body on a path of its own."""
+        return self if cursor is self._cursor else State(cursor, self.index)
 
     def __repr__(self) -> str:
         where = f" branch {self._cursor.line.path}" if self._cursor.line.path else ""
         return f"<State{where} at {self._cursor.line.tip}>"
+
+
+def cursor_of(state: State) -> Cursor:
+    """Where a state appends, for the rest of the frontend."""
+    return state._cursor
+
+
+def nested(state: State, program: str, body: CodeType) -> State:
+    """A state on the same line for a program called inside this one, with names of its own."""
+    cursor, scopes = state._cursor, state._scopes
+    depth = cursor.deeper(program)
+    cursor.recorder.sites.know_body(body)
+    count = scopes[program] = scopes.get(program, 0) + 1
+    return State(cursor.nested(program if count == 1 else f"{program}#{count}", depth), state.index)
+
+
+async def _awaitable(value: Any) -> Any:
+    """A value that is there already, to be awaited like the results of `async def` bodies."""
+    return value

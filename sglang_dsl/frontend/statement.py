@@ -1,199 +1,50 @@
-"""One statement becomes nodes: ids, text pieces, roles, bindings. Nothing of it counts until it is committed."""
+"""One statement becomes nodes: what each expression adds, node ids, roles, bindings. Nothing counts until it is committed."""
 
 from __future__ import annotations
 
-import hashlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from inspect import iscoroutine
+from typing import Any
 
 from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError, SpecError, TraceError
-from ..ir.nodes import Gen, Node, Piece, Plain, Raw, Reference, RoleBegin, RoleEnd, Select, Text, is_role_word
+from ..ir.nodes import (
+    Fork,
+    Gen,
+    Join,
+    Node,
+    Piece,
+    Plain,
+    Raw,
+    Reference,
+    RoleBegin,
+    RoleEnd,
+    Select,
+    Text,
+    is_role_word,
+)
 from ..ir.prompts import warn_of_blanks
 from ..ir.specs import SamplingSpec, shown
-from .bindings import Bindings, Bound
-from .call_sites import Site, caller_origin
-from .expressions import Chain, Expression, Handle, Mention
-from .greenlets import on_some_stack
-from .recorder import Recorder, no_text
+from .bindings import Bound, Gathered
+from .call_sites import Site
+from .cursor import Cursor, Line
+from .expressions import (
+    Chain,
+    Deferred,
+    Expression,
+    Generation,
+    Handle,
+    Lazy,
+    Mention,
+    Picture,
+    RawText,
+    Selection,
+    Turn,
+    TurnBegin,
+    TurnEnd,
+)
 from .tracing.shapes import holds_tag
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-T = TypeVar("T")
-MOST_PATH_CHARACTERS = 64  # of a branch path in node ids: of deeper nesting a digest stands for what lies above
-
-
-class Line:
-    """One context path being grown: the program's own, or a branch's. Owner: the States that append to it.
-
-    tip: id of the last node. branch: index to note on the next node, where `tip` is the fork this branch starts at.
-    suffix: the branch path as it stands in node ids, "[0,2]". role: the open turn. closed: where it was joined.
-    heard: how far its text was read, that text, and the half character at its end; heard_turns: likewise of its messages, with
-    None in place of that half where no turn is open.
-    handles: what was appended here, or before the fork. gathered: what joins on this very path gathered of a handle.
-    """
-
-    __slots__ = (
-        "branch",
-        "cancelled",
-        "closed",
-        "control",
-        "counts",
-        "first",
-        "forks",
-        "gathered",
-        "handles",
-        "heard",
-        "heard_turns",
-        "path",
-        "role",
-        "suffix",
-        "tip",
-    )
-
-    def __init__(
-        self,
-        *,
-        tip: str | None = None,
-        branch: int | None = None,
-        path: str = "",
-        role: str | None = None,
-        control: tuple[str, ...] = (),
-        handles: Bindings[Handle[Any]] | None = None,
-        heard: tuple[str | None, str, bytes] = (None, "", b""),
-    ) -> None:
-        self.tip = tip
-        self.branch = branch
-        self.path = path
-        self.suffix = f"[{path}]" if path else ""
-        self.role = role
-        self.control = control
-        self.handles: Bindings[Handle[Any]] = Bindings() if handles is None else handles
-        self.gathered: dict[Handle[Any], Bound] = {}
-        self.counts: dict[str, int] = {}
-        self.forks = 0
-        self.first: str | None = None
-        self.heard = heard
-        self.heard_turns: tuple[str | None, list[dict[str, str]], bytes | None] = (None, [], None)
-        self.closed: Origin | None = None
-        self.cancelled = ""
-
-    def start_branch(self, fork_id: str, index: int, path: str) -> Line:
-        """The line of one branch: same open turn and handles as here."""
-        return Line(
-            tip=fork_id,
-            branch=index,
-            path=path,
-            role=self.role,
-            control=self.control,
-            handles=self.handles.branch(),
-            heard=self.heard,
-        )
-
-
-class Cursor:
-    """Where a state appends: a line, and the names of one scope on it. Owner: one State.
-
-    depth: how many programs and bodies of maps are under way around it. regions: how many bodies of loops and arms of switches.
-    """
-
-    __slots__ = ("depth", "line", "names", "recorder", "regions", "scope")
-
-    def __init__(
-        self, recorder: Recorder, line: Line, names: Bindings[str], scope: str, depth: int = 0, regions: int = 0
-    ) -> None:
-        self.recorder = recorder
-        self.line = line
-        self.names = names
-        self.scope = scope
-        self.depth = depth
-        self.regions = regions
-
-    def say(self, item: Any, site: Site) -> None:
-        """Append one item as a statement of its own."""
-        statement = self.draft(site)
-        statement.add(item)
-        self.commit(statement)
-
-    def draft(self, site: Site) -> Statement:
-        """Begin a statement. Raises BranchError or CancelledError where the line is over."""
-        return Statement(self.recorder, self.line, self.scope, site)
-
-    def commit(self, statement: Statement) -> None:
-        """Hand the statement's nodes over. Raises what the border can see; then nothing was appended."""
-        nodes = statement.finish()
-        if nodes:
-            self.recorder.append(nodes)
-            statement.commit(self.names)
-            if not self.recorder.tracing:
-                for node in nodes:
-                    if isinstance(node, (Gen, Select)):
-                        warn_of_blanks(self.recorder.graph, node)
-
-    def split(self, fork_id: str, n: int) -> list[Cursor]:
-        """Cursors for the branches of a fork just appended: lines of their own, copies of the names."""
-        line = self.line
-        line.forks += 1
-        round_ = "" if line.forks == 1 else f"{line.forks}:"
-        above = f"{_shortened(line.path)}," if line.path else ""
-        return [
-            Cursor(
-                self.recorder,
-                line.start_branch(fork_id, i, f"{above}{round_}{i}"),
-                self.names.branch(),
-                self.scope,
-                self.depth,
-                self.regions,
-            )
-            for i in range(n)
-        ]
-
-    def deeper(self, what: str) -> int:
-        """The depth inside `what`. Raises ProgramError where it would be more than the run allows."""
-        return self._allowed(self.depth + 1, f"{what} is {self.depth + 1} calls deep in programs and maps")
-
-    def in_region(self, what: str, body: Callable[[], T]) -> T:
-        """What the body of a region gives. Raises ProgramError where it is deeper in others than the run allows."""
-        self.regions = self._allowed(self.regions + 1, f"{what} is {self.regions + 1} deep in loops and switches")
-        try:
-            return on_some_stack(body)
-        finally:
-            self.regions -= 1
-
-    def _allowed(self, depth: int, what: str) -> int:
-        if depth > self.recorder.max_depth:
-            raise ProgramError(
-                f"{what}, and a run allows {self.recorder.max_depth}",
-                hint="end the recursion sooner, or give RunOptions(max_depth=...)",
-                origin=caller_origin(),
-            )
-        return depth
-
-    def rebind(self, name: str, bound: Bound) -> None:
-        """Make a name stand for `bound` from here on."""
-        bound.earlier = self.names.get(name)
-        self.names.bind(name, bound)
-
-    def bound_since_fork(self, what: Handle[Any] | str) -> Bound | None:
-        """What this branch has to offer a join: what it bound, or gathered of its own branches, since the fork; or None."""
-        if isinstance(what, str):
-            return self.names.own.get(what)
-        found = self.line.gathered.get(what) or self.line.handles.own.get(what)
-        return self.names.own.get(what.name) if found is None and what.name is not None else found
-
-    def path(self, after: str | None = None) -> list[Node]:
-        """The nodes from the root to here; with `after`, those behind that node of the path."""
-        return self.recorder.graph.path(self.line.tip, after)
-
-
-def _shortened(path: str) -> str:
-    """A branch path that is no longer than that of a few levels, however deep it is; the same in every run."""
-    if len(path) <= MOST_PATH_CHARACTERS:
-        return path
-    return "h" + hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
 
 
 class Statement:
@@ -203,20 +54,22 @@ class Statement:
     of a statement on its branch has no number.
     """
 
-    __slots__ = ("_base", "_bindings", "_branch", "_count", "_line", "_origin", "_pieces", "_recorder", "_role",
-                 "_scope", "_suffix", "_tip", "nodes")  # fmt: skip
+    __slots__ = ("_base", "_bindings", "_branch", "_count", "_cursor", "_line", "_origin", "_pieces", "_recorder", "_role",
+                 "_suffix", "_tip", "nodes")  # fmt: skip
 
-    def __init__(self, recorder: Recorder, line: Line, scope: str, site: Site) -> None:
+    def __init__(self, cursor: Cursor, site: Site) -> None:
+        """Begin one where the cursor stands. Raises BranchError or CancelledError where its line is over."""
+        line = cursor.line
         if line.closed is not None or line.cancelled:
             raise _over(line, site.origin)
-        label = f"{scope}/{site.label}" if scope else site.label
+        label = f"{cursor.scope}/{site.label}" if cursor.scope else site.label
         count = line.counts.get(label, 0) + 1
         self._base = label
         self._count = count
         self._suffix = line.suffix if count == 1 else f"{line.suffix}#{count}"
-        self._recorder = recorder
+        self._cursor = cursor
+        self._recorder = cursor.recorder
         self._line = line
-        self._scope = scope
         self._origin = site.origin
         self._tip = line.tip
         self._branch = line.branch
@@ -225,75 +78,117 @@ class Statement:
         self._bindings: list[tuple[Handle[Any], Bound]] = []
         self.nodes: list[Node] = []
 
+    # what each kind of item adds ---------------------------------------------------------------------------------
+
     def add(self, item: Any) -> None:
         """Write a string, an expression, or a list or tuple of them."""
         for part in item.parts if type(item) is Chain else (item,):
             kind = type(part)
             if kind is str:
                 if part:
-                    self._add_text(part)
+                    if self._recorder.tracing or not part.isascii():
+                        self._add_text(part)
+                    else:
+                        self._pieces.append(Plain(part))
+            elif kind is Generation:
+                self._add_gen(part)
             elif isinstance(part, Expression):
-                part.write(self)
+                self._add_expression(part)
             elif kind is list or kind is tuple:
                 for inner in part:
                     self.add(inner)
             elif isinstance(part, str):  # an abstract value, or a user's own kind of string
                 self._add_text(part)
             else:
-                raise no_text(part, self._origin)
+                raise _no_text(part, self._origin)
 
     def _add_text(self, text: str) -> None:
+        """Text that may hold a value of a trace, or what no tokenizer takes."""
         if not str.isascii(text):
-            check_writable(text, self._origin)
-            if not self._recorder.tracing:
-                check_exists(text, self._origin)
+            _check_writable(text, self._origin)
         if self._recorder.tracing:
             self._pieces.extend(self._recorder.pieces(text))
+            return
+        if holds_tag(text):
+            raise TraceError(
+                "the text holds a value of a trace, which has no text in a run",
+                hint="keep nothing of a traced body (in globals, caches, arguments) for a run",
+                origin=self._origin,
+            )
+        self._pieces.append(Plain(text))
+
+    def _add_expression(self, item: Expression) -> None:
+        match item:
+            case Lazy():
+                self._add_pieces(item.bound.pieces)
+            case Mention(pieces=pieces):
+                self._add_pieces(pieces)
+            case Generation():
+                self._add_gen(item)
+            case Selection():
+                choices = tuple(map(self._choice, item.choices))
+                node_id = self.push(Select, name=item.name, choices=choices, method=item.method, model=item.model)
+                self._bindings.append((item, Bound(node_id, item.convert, item)))
+            case Turn(role=role, content=content):
+                self._open_role(role)
+                for part in content:
+                    self.add(part)
+                self._close_role(role)
+            case TurnBegin(role=role):
+                self._open_role(role)
+            case TurnEnd(role=role):
+                self._close_role(role)
+            case RawText(text=text):
+                self._add_pieces((Raw(text),))
+            case Deferred():
+                bound = self._add_gen(item.made())
+                for found in item.follows(bound):
+                    if isinstance(found, tuple):
+                        self._bindings.append(found)
+                    else:
+                        self._pieces.append(found)
+            case Chain(parts=parts):
+                for part in parts:
+                    self.add(part)
+            case Picture(source=source):
+                raise ProgramError(
+                    f"image({source!r}) was appended, and no backend of this version takes images",
+                    hint="describe the image in text",
+                    origin=self._origin,
+                )
+
+    def _add_pieces(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            if isinstance(piece, (Plain, Raw)):
+                _check_writable(piece.text, self._origin)
+            self._pieces.append(piece)
+
+    def _add_gen(self, call: Generation[Any]) -> Bound:
+        """One Gen; for n samples a Fork, n Gens and a Join."""
+        fields = call.fields
+        if self._recorder.sampling:
+            fields = {**fields, "sampling": self._sampled(fields["sampling"], call.given)}
+        if call.check is not None:
+            fields = {**fields, "validator": self.register(*call.check)}
+        if call.n is None:
+            bound = Bound(self._push(Gen, fields), call.convert, call)
         else:
-            self._pieces.append(Plain(text))
+            bound = self._samples(call, fields, call.n)
+        if call.check is not None:
+            for one in bound.parts if isinstance(bound, Gathered) else (bound,):
+                if one is not None:
+                    one.judged = partial(self._recorder.future, one.node_id)
+        self._bindings.append((call, bound))
+        return bound
 
-    def say(self, piece: Piece) -> None:
-        """Add a piece of text."""
-        if isinstance(piece, (Plain, Raw)):
-            check_writable(piece.text, self._origin)
-        self._pieces.append(piece)
+    def _samples(self, call: Generation[Any], fields: dict[str, Any], n: int) -> Gathered:
+        fork_id = self.push(Fork, size=n)
+        samples = tuple(self._place(Gen, fork_id, index, {"sample": index, **fields}) for index in range(n))
+        values = tuple(Reference(node_id) for node_id in samples)
+        join_id = self.push(Join, fork=fork_id, name=call.name, tips=samples, values=values)
+        return Gathered(join_id, [Bound(node_id, call.convert) for node_id in samples], "all", label=call)
 
-    def push(self, kind: type[Node], **fields: Any) -> str:
-        """Add a node to the context path. Returns its id."""
-        return self.push_made(kind, fields)
-
-    def push_made(self, kind: type[Node], fields: dict[str, Any]) -> str:
-        """`push` of fields that are there as a dict already."""
-        if self._pieces:
-            self._push_text()
-        node_id = self._tip = self._place(kind, self._tip, self._branch, fields)
-        self._branch = None
-        return node_id
-
-    def push_aside(self, kind: type[Node], *, context: str, branch: int, **fields: Any) -> str:
-        """Add a node that starts branch `branch` of the fork `context`. Returns its id."""
-        return self._place(kind, context, branch, fields)
-
-    def _place(self, kind: type[Node], context: str | None, branch: int | None, fields: dict[str, Any]) -> str:
-        part = len(self.nodes)
-        node_id = f"{self._base}.{part}{self._suffix}" if part else self._base + self._suffix
-        node = kind(
-            id=node_id,
-            context=context,
-            branch=branch,
-            control=self._line.control,
-            scope=self._scope,
-            origin=self._origin,
-            **fields,
-        )
-        self.nodes.append(node)
-        return node_id
-
-    def bind(self, handle: Handle[Any], bound: Bound) -> None:
-        """Make a handle, and its name, stand for a value."""
-        self._bindings.append((handle, bound))
-
-    def sampled(self, own: SamplingSpec, given: frozenset[str]) -> SamplingSpec:
+    def _sampled(self, own: SamplingSpec, given: frozenset[str]) -> SamplingSpec:
         """How a call samples: as it says itself in `given`, in all else as the run says. Raises SpecError."""
         defaults = {name: value for name, value in self._recorder.sampling.items() if name not in given}
         try:
@@ -301,12 +196,25 @@ class Statement:
         except SpecError as error:
             raise error.at(self._origin) from None
 
-    def register(self, key: str, function: Callable[..., Any]) -> str:
-        """Make a Python callable known to the run. Returns the key that names it."""
-        return self._recorder.register(key, function)
+    def _choice(self, item: str | Mention) -> str | Reference:
+        """A choice of a select: text, or a reference where its text is a single value that is not known yet."""
+        if isinstance(item, str):
+            _check_writable(item, self._origin)
+            pieces = self._recorder.pieces(item) or (Plain(""),)
+        else:
+            pieces = item.pieces
+        match pieces:
+            case (Plain(text),):
+                return text
+            case (Reference() as reference,):
+                return reference
+        raise ProgramError(
+            f"the choice {item!r} mixes text and values that do not exist yet",
+            hint="a choice is a string or one s.ref(x)",
+            origin=self._origin,
+        )
 
-    def open_role(self, role: str) -> None:
-        """Begin a turn."""
+    def _open_role(self, role: str) -> None:
         if self._role is not None:
             raise RoleError(
                 f"a turn of {role!r} begins inside an open {self._role!r} turn",
@@ -322,8 +230,7 @@ class Statement:
         self.push(RoleBegin, role=role)
         self._role = role
 
-    def close_role(self, role: str) -> None:
-        """End the turn."""
+    def _close_role(self, role: str) -> None:
         if self._role != role:
             opened = "no turn is open" if self._role is None else f"the open turn is {self._role!r}"
             raise RoleError(
@@ -332,43 +239,60 @@ class Statement:
         self.push(RoleEnd, role=role)
         self._role = None
 
-    def choice(self, item: str | Mention) -> str | Reference:
-        """A choice of a select: text, or a reference where its text is a single value that is not known yet."""
-        if isinstance(item, str):
-            check_writable(item, self._origin)
-            pieces = self._recorder.pieces(item) or (Plain(""),)
-        else:
-            pieces = item.pieces
-        match pieces:
-            case (Plain(text),):
-                return text
-            case (Reference() as reference,):
-                return reference
-        raise ProgramError(
-            f"the choice {item!r} mixes text and values that do not exist yet",
-            hint="a choice is a string or one s.ref(x)",
-            origin=self._origin,
-        )
+    # nodes -------------------------------------------------------------------------------------------------------
 
-    def refuse_image(self, source: object) -> NoReturn:
-        """No backend takes images yet."""
-        raise ProgramError(
-            f"image({source!r}) was appended, and no backend of this version takes images",
-            hint="describe the image in text",
+    def push(self, kind: type[Node], **fields: Any) -> str:
+        """Add a node to the context path. Returns its id."""
+        return self._push(kind, fields)
+
+    def _push(self, kind: type[Node], fields: dict[str, Any]) -> str:
+        if self._pieces:
+            self._end_text()
+        node_id = self._tip = self._place(kind, self._tip, self._branch, fields)
+        self._branch = None
+        return node_id
+
+    def register(self, key: str, function: Callable[..., Any]) -> str:
+        """Make a Python callable known to the run. Returns the key that names it."""
+        return self._recorder.register(key, function)
+
+    def _place(self, kind: type[Node], context: str | None, branch: int | None, fields: dict[str, Any]) -> str:
+        part = len(self.nodes)
+        node_id = f"{self._base}.{part}{self._suffix}" if part else self._base + self._suffix
+        node = kind(
+            id=node_id,
+            context=context,
+            branch=branch,
+            control=self._line.control,
+            scope=self._cursor.scope,
             origin=self._origin,
+            **fields,
         )
+        self.nodes.append(node)
+        return node_id
+
+    def _end_text(self) -> None:
+        self._tip = self._place(Text, self._tip, self._branch, {"pieces": tuple(self._pieces)})
+        self._pieces = []
+        self._branch = None
 
     def finish(self) -> list[Node]:
         """All nodes of the statement. From here on their ids are taken, also if the recorder refuses them."""
         if self._pieces:
-            self._push_text()
+            self._end_text()
         if self.nodes:
             self._line.counts[self._base] = self._count
         return self.nodes
 
-    def commit(self, names: Bindings[str]) -> None:
-        """The recorder has taken the nodes: move the line on and make the bindings. `names`: of the state's scope."""
-        line = self._line
+    def commit(self) -> None:
+        """Hand the nodes over. Raises what can be seen at once; then nothing was appended."""
+        if nodes := self.finish():
+            self._recorder.append(nodes)
+            self.settle()
+
+    def settle(self) -> None:
+        """The recorder has taken the nodes: move the line on and make the bindings."""
+        line, names = self._line, self._cursor.names
         if not self.nodes:
             return
         line.tip = self._tip
@@ -379,19 +303,30 @@ class Statement:
         for handle, bound in self._bindings:
             bound.earlier_of_handle = line.handles.get(handle)
             line.handles.bind(handle, bound)
-            for call in bound.calls_of_statement:
-                if call.checked:
-                    call.judged = partial(self._recorder.future, call.node_id)
             if line.gathered:
                 line.gathered.pop(handle, None)
             if handle.name is not None:
                 bound.earlier = names.get(handle.name)
                 names.bind(handle.name, bound)
 
-    def _push_text(self) -> None:
-        self._tip = self._place(Text, self._tip, self._branch, {"pieces": tuple(self._pieces)})
-        self._pieces = []
-        self._branch = None
+
+def say(cursor: Cursor, item: Any, site: Site) -> None:
+    """Append one item as a statement of its own."""
+    statement = Statement(cursor, site)
+    statement.add(item)
+    statement.commit()
+    if not cursor.recorder.tracing:
+        for node in statement.nodes:
+            if isinstance(node, Select) or (isinstance(node, Gen) and node.constraint is not None):
+                warn_of_blanks(cursor.recorder.graph, node)
+
+
+def push(cursor: Cursor, site: Site, kind: type[Node], **fields: Any) -> str:
+    """Append one node as a statement of its own. Returns its id."""
+    statement = Statement(cursor, site)
+    node_id = statement.push(kind, **fields)
+    statement.commit()
+    return node_id
 
 
 def _over(line: Line, origin: Origin) -> ProgramError | CancelledError:
@@ -406,17 +341,7 @@ def _over(line: Line, origin: Origin) -> ProgramError | CancelledError:
     )
 
 
-def check_exists(text: str, origin: Origin) -> None:
-    """Raise TraceError for text with a value in it that only ever stood for one while tracing."""
-    if holds_tag(text):
-        raise TraceError(
-            "the text holds a value of a trace, which has no text in a run",
-            hint="keep nothing of a traced body (in globals, caches, arguments) for a run",
-            origin=origin,
-        )
-
-
-def check_writable(text: str, origin: Origin) -> None:
+def _check_writable(text: str, origin: Origin) -> None:
     """Raise ProgramError for a lone surrogate: UTF-8 cannot hold it, so no tokenizer takes it."""
     try:
         str.encode(text)
@@ -426,3 +351,28 @@ def check_writable(text: str, origin: Origin) -> None:
             hint="text.encode('utf-8', 'replace').decode() drops such characters",
             origin=origin,
         ) from error
+
+
+def _no_text(value: object, origin: Origin) -> ProgramError:
+    """The error for something that was appended and is no text."""
+    kind = type(value).__name__
+    if iscoroutine(value):
+        value.close()
+        hint = "an `async def` was called without `await`: s += await f()"
+    elif value is None:
+        hint = "append a string; a function that returns nothing was called here, perhaps"
+    elif isinstance(value, (bool, int, float)):
+        hint = f"s += str({value!r}), or an f-string with the format you want"
+    elif kind == "State":
+        hint = "append text or calls; a branch's text joins its parent with branches.concat()"
+    elif kind == "Branches":
+        hint = "append to the branches, then branches.join(x)"
+    else:
+        hint = "s += json.dumps(value), or an f-string"
+    said = repr(value)
+    return ProgramError(
+        f"{said if len(said) <= 60 else said[:57] + '...'} is not text or a call"
+        f"{'' if value is None else f' (its type is {kind})'}",
+        hint=hint,
+        origin=origin,
+    )

@@ -25,9 +25,10 @@ from ..ir.execution import Event
 from ..ir.nodes import Gen, Node, Select
 from ..ir.outcome import PathText, Torn
 from ..ir.specs import shown
+from .cursor import SILENT
 from .result import Result
 from .session import Session
-from .state import SILENT, State
+from .state import State
 
 REPLACED = "\ufffd"
 

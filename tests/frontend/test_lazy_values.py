@@ -12,7 +12,7 @@ import pytest
 
 from sglang_dsl import Lazy, State, gen, program, tool
 from sglang_dsl.errors import ProgramError
-from sglang_dsl.frontend.lazy_values import LazyText
+from sglang_dsl.frontend.expressions import LazyText
 from sglang_dsl.ir.specs import RunOptions
 from sglang_dsl.testing import mock
 

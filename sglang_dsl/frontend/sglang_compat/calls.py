@@ -7,19 +7,19 @@ when it is appended. What a run gives is kept in a context variable, which reach
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn
 
 from ...errors import ProgramError, SpecError
 from ...ir.execution import Outcome
-from ...ir.nodes import Operation, Reasoning, Reference
+from ...ir.nodes import Operation, Piece, Reasoning, Reference
 from ...ir.specs import SelectMethod
 from .. import primitives
 from ..bindings import Bound, Convert, Gathered
 from ..call_sites import caller_origin
-from ..expressions import Chain, Draft, Expression, Generation, Handle, Picture, Selection, Turn, TurnBegin, TurnEnd
+from ..expressions import Chain, Deferred, Expression, Generation, Handle, Picture, Selection, Turn, TurnBegin, TurnEnd
 
 token_length_normalized: SelectMethod = "mean"
 greedy_token_selection: SelectMethod = "greedy"
@@ -85,7 +85,7 @@ SGLANG_DEFAULTS = Sampling(max_new_tokens=128)
 run_sampling: ContextVar[Sampling] = ContextVar("sglang_dsl.sglang_sampling", default=SGLANG_DEFAULTS)
 
 
-class SglGen(Handle[Any]):
+class SglGen(Deferred[Any]):
     """A `gen` that waits for the run's defaults."""
 
     __slots__ = ("_convert", "_options", "_sampling", "reasoning")
@@ -103,16 +103,17 @@ class SglGen(Handle[Any]):
     def __repr__(self) -> str:
         return f"gen({self.name!r})"
 
-    def write(self, draft: Draft) -> None:
-        """Our call, with the run's defaults; and the name of its reasoning part, if it has one."""
-        made = self._made(run_sampling.get())
-        watched = _Watched(draft)
-        made.write(watched)
-        if isinstance(watched.bound, Gathered):  # of n samples the first is what the text goes on with
-            draft.say(Reference(watched.bound.node_id, (Operation("item", (0,)),)))
-        if self.reasoning is not None and self.name is not None and watched.bound is not None:
+    def made(self) -> Generation[Any]:
+        """Our call, with the run's defaults."""
+        return self._made(run_sampling.get())
+
+    def follows(self, bound: Bound) -> Iterator[Piece | tuple[Handle[Any], Bound]]:
+        """The first of n samples, with which the text goes on; and the name of its reasoning part, if it has one."""
+        if isinstance(bound, Gathered):
+            yield Reference(bound.node_id, (Operation("item", (0,)),))
+        if self.reasoning is not None and self.name is not None:
             part: Generation[str] = Generation(f"{self.name}_reasoning_content", {}, convert=None, check=None, n=None)
-            draft.bind(part, ReasoningPart(watched.bound.node_id, part, self.reasoning.begin))
+            yield part, ReasoningPart(bound.node_id, part, self.reasoning.begin)
 
     def with_reasoning(self, reasoning: Reasoning) -> SglGen:
         """The same call with its reasoning kept apart."""
@@ -129,22 +130,6 @@ class SglGen(Handle[Any]):
             return made
         fields = {**made.fields, "decode": "text"}
         return Generation(self.name, fields, convert=self._convert, check=None, n=made.n, given=made.given)
-
-
-class _Watched:
-    """A draft that remembers what was bound."""
-
-    def __init__(self, draft: Draft) -> None:
-        self._draft = draft
-        self.bound: Bound | None = None
-
-    def bind(self, handle: Handle[Any], bound: Bound) -> None:
-        """Remember, then pass on."""
-        self.bound = bound
-        self._draft.bind(handle, bound)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._draft, name)
 
 
 class ReasoningPart(Bound):

@@ -16,10 +16,9 @@ from ...ir.specs import RunOptions
 from ..batch import run_all
 from ..call_sites import Sites, caller_origin
 from ..program import Program
-from ..recorder import LiveRecorder
 from ..result import Result
 from ..session import settled, use
-from ..state import State
+from ..state import State, cursor_of
 from .calls import Sampling, run_sampling
 from .states import ProgramState
 
@@ -218,7 +217,7 @@ def _adapted(func: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             _inside_body.reset(token)
         # SGLang's programs end with `return s`, which says nothing that the graph does not
-        return None if isinstance(found, ProgramState) and not isinstance(s._cursor.recorder, LiveRecorder) else found
+        return None if isinstance(found, ProgramState) and cursor_of(s).recorder.tracing else found
 
     body.__name__ = func.__name__
     body.__doc__ = func.__doc__

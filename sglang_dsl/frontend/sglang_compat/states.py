@@ -16,11 +16,12 @@ from ...errors import ProgramError, SpecError
 from ...ir.execution import ChoiceScore, Meta, TokenScore
 from ...ir.specs import JoinMode
 from ..bindings import Given
-from ..branches import Branches, JoinRequest
+from ..branches import Forked, JoinRequest, fork
 from ..call_sites import Site, caller_origin
 from ..expressions import Chain, Turn
 from ..result import Result
-from ..state import NamedSpan, OpenTurn, State
+from ..state import NamedSpan, OpenTurn, State, cursor_of
+from ..statement import say
 from ..stream import Chunk, Stream
 
 
@@ -74,6 +75,7 @@ class ProgramState:
 
     def __init__(self, inner: State) -> None:
         self.inner = inner
+        self._cursor = cursor_of(inner)
         self.stream: Stream[Any] | None = None
         self.finish: Callable[[], Result[Any]] | None = None  # of a run that is under way: waits for its end
         self._result: Result[Any] | None = None
@@ -86,10 +88,10 @@ class ProgramState:
         return self
 
     def _say(self, item: Any, site: Site) -> None:
-        self.inner._cursor.say(item, site)
+        say(self._cursor, item, site)
 
     def _site(self, frame: Any) -> Site:
-        return self.inner._cursor.recorder.sites.at(frame)
+        return self._cursor.recorder.sites.at(frame)
 
     def system(self, expr: Any = None) -> Any:
         """With an expression: append that turn (what it returns adds nothing more). Without: a with-form."""
@@ -105,13 +107,13 @@ class ProgramState:
 
     def _turn(self, role: str, expr: Any, site: Site) -> Any:
         if expr is None:
-            return OpenTurn(self.inner._cursor, role, site)
+            return OpenTurn(self._cursor, role, site)
         self._say(Turn(role, (expr,)), site)
         return Chain(())  # so that `s += s.user("x")`, which tutorials show, appends the turn once
 
     def var_scope(self, name: str) -> NamedSpan:
         """`with s.var_scope("story"): ...`: the name stands for the text appended inside."""
-        return NamedSpan(self.inner._cursor, name)
+        return NamedSpan(self._cursor, name)
 
     # reading -----------------------------------------------------------------------------------------------------
 
@@ -130,7 +132,7 @@ class ProgramState:
 
     def set_var(self, name: str, value: Any) -> None:
         """Give a name a value by hand."""
-        self.inner._cursor.rebind(name, Given(value, name))
+        self._cursor.rebind(name, Given(value, name))
 
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """Counts, finish reason and log-probabilities of a call, under SGLang's keys."""
@@ -200,7 +202,7 @@ class ProgramState:
             yield "", self._meta_of(written)
 
     def _meta_of(self, chunk: Chunk) -> dict[str, Any]:
-        meta = self.inner._cursor.recorder.outcome(chunk.node.id).meta
+        meta = self._cursor.recorder.outcome(chunk.node.id).meta
         return {"id": chunk.node.id, **({} if meta is None else meta_info(meta))}
 
     def _ended(self) -> Result[Any]:
@@ -218,8 +220,7 @@ class ProgramState:
 
     def fork(self, size: int = 1, position_ids_offset: Any = None) -> ProgramStateGroup:
         """`size` branches. `position_ids_offset` has no effect, as in SGLang."""
-        branches = self.inner._fork(size, self._site(sys._getframe(1)))
-        return ProgramStateGroup(branches, self)
+        return ProgramStateGroup(fork(self._cursor, size, self._site(sys._getframe(1))))
 
     def copy(self, position_ids_offset: Any = None) -> AbstractContextManager[ProgramState]:
         """`with s.copy() as c: ...`: a branch whose variables are this state's after the block, as plain values."""
@@ -227,11 +228,11 @@ class ProgramState:
 
     @contextmanager
     def _copied(self, site: Site) -> Iterator[ProgramState]:
-        (branch,) = self.inner._fork(1, site)
-        yield ProgramState(branch)
-        for name, bound in branch._cursor.names.own.items():
-            self.inner._cursor.rebind(name, bound)
-        branch._cursor.line.closed = site.origin
+        (branch,) = fork(self._cursor, 1, site).branches
+        yield ProgramState(State(branch, 0))
+        for name, bound in branch.names.own.items():
+            self._cursor.rebind(name, bound)
+        branch.line.closed = site.origin
 
     def __repr__(self) -> str:
         try:
@@ -243,10 +244,9 @@ class ProgramState:
 class ProgramStateGroup:
     """The branches of a fork."""
 
-    def __init__(self, branches: Branches[State], parent: ProgramState) -> None:
-        self._branches = branches
-        self._parent = parent
-        self.states = [ProgramState(branch) for branch in branches]
+    def __init__(self, forked: Forked) -> None:
+        self._fork = forked
+        self.states = [ProgramState(State(branch, index)) for index, branch in enumerate(forked.branches)]
 
     def __len__(self) -> int:
         return len(self.states)
@@ -274,7 +274,7 @@ class ProgramStateGroup:
                 raise ProgramError(what, hint="give one item per branch", origin=caller_origin())
             items = list(other)
             other = lambda index: items[index]  # noqa: E731  a function of the index, like any other
-        self._branches._say(other, self._parent._site(sys._getframe(1)))
+        self._fork.say(other, self._fork.parent.recorder.sites.at(sys._getframe(1)))
         return self
 
     def join(self, mode: Gather = "gather_variable") -> None:
@@ -284,13 +284,13 @@ class ProgramStateGroup:
         Raises:
             JoinError: when the list is read and a branch failed; it holds every branch's value or error.
         """
-        site = self._parent._site(sys._getframe(1))
+        site = self._fork.parent.recorder.sites.at(sys._getframe(1))
         if mode not in ("gather_variable", "concate_and_append"):
             raise SpecError(
                 f"mode={mode!r} is unknown", hint="gather_variable or concate_and_append", origin=site.origin
             )
         ours: JoinMode = "all" if mode == "gather_variable" else "concat"
-        self._branches._join(None, JoinRequest(mode=ours, nested=True), site, only_new=True)
+        self._fork.join(None, JoinRequest(mode=ours, nested=True), site, only_new=True)
 
     def __enter__(self) -> ProgramStateGroup:
         return self

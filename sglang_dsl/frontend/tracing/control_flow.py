@@ -19,9 +19,11 @@ from ...ir.outcome import Said
 from ...ir.semantics import is_among, same
 from ..bindings import Bindings, Bound, Gathered, Local, Span
 from ..call_sites import Site
+from ..cursor import Body, Cursor, Line
 from ..data import MENTIONS, json_constant
-from ..recorder import Body, decided_by, run_switch
-from ..statement import Cursor, Line
+from ..expressions import Handle
+from ..recorder import decided_by, run_switch
+from ..statement import push
 from .decisions import Chooser, Decision, Group, Stop
 from .explore import explored
 from .items import link, loosen
@@ -132,25 +134,25 @@ def _of_result(function: Callable[..., Any] | None, convert: Callable[[Any], Any
 
 
 def follow_switch(
-    path: Walk, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site
+    path: Walk, cursor: Cursor, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site
 ) -> Any:
     """Decide which arm this run takes, and take it."""
-    on, line = Reference(bound.node_id), state._cursor.line
+    on = Reference(bound.node_id)
     shape = shape_of(path, bound)
     if isinstance(shape, Finite):
         values = [(raw, typed) for raw, typed in shape.choices if _is_left(raw, path.left(on))]
         value = _decided_value(path, on, values, arms)
-        return run_switch(state, line, bound, value, arms, default, site)
+        return run_switch(cursor, bound, value, arms, default, site)
     known = path.left(on)
     if known is not None and len(known) == 1:
-        return run_switch(state, line, bound, known[0], arms, default, site)
+        return run_switch(cursor, bound, known[0], arms, default, site)
     groups: list[Group] = [(_plain(key, site),) for key in arms]
     taken = path.decide(on, groups if default is None else [*groups, None])
     body = [*arms.values(), default][taken]
     if body is None:
         raise TypeError("a switch without arms took one")
-    with decided_by(line, bound):
-        return body(state)
+    with decided_by(cursor.line, bound):
+        return body(cursor)
 
 
 def _decided_value(path: Walk, on: Reference, values: list[tuple[Json, Any]], arms: Mapping[Any, Body]) -> Any:
@@ -167,42 +169,44 @@ def _is_left(raw: Json, left: Group) -> bool:
     return left is None or is_among(raw, left)
 
 
-def follow_loop(path: Walk, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
+def follow_loop(
+    path: Walk, cursor: Cursor, body: Body, until: Handle[Any] | str | None, stop_value: Any, limit: int, site: Site
+) -> Any:
     """Record the body once, with all its ways, and push a Loop."""
     deciders: list[Reference] = []
 
-    def once(inside: Any) -> Any:
+    def once(inside: Cursor) -> Any:
         result = body(inside)
-        deciders.extend(() if until is None else (Reference(inside._find(until).node_id),))
+        deciders.extend(() if until is None else (Reference(inside.find(until).node_id),))
         return result
 
-    recorded = _Recorded(path, state, state._cursor.line, once, site)
+    recorded = _Recorded(path, cursor, cursor.line, once, site)
     graph, result = recorded.graph()
-    node_id = _push(
-        state, site, Loop, body=graph, result=result, limit=limit,
+    node_id = push(
+        cursor, site, Loop, body=graph, result=result, limit=limit,
         until=deciders[0] if deciders else None, stop_value=_plain(stop_value, site),
     )  # fmt: skip
-    recorded.leave(state)
+    recorded.leave()
     return None if result is None else stand_in(path, Reference(node_id), recorded.returned)
 
 
-def follow_map(path: Walk, state: Any, items: Unknown, body: Callable[[Any, Any], Any], site: Site) -> Any:
+def follow_map(path: Walk, cursor: Cursor, items: Unknown, body: Callable[[Cursor, Any], Any], site: Site) -> Any:
     """Record the body once, for an item that stays unknown, and push a Map."""
-    outer = state._cursor.line
+    outer = cursor.line
     outer.forks += 1
     round_ = "*" if outer.forks == 1 else f"{outer.forks}:*"
     line = outer.start_branch(outer.tip, None, f"{outer.path},{round_}" if outer.path else round_)
     shape = getattr(items._shape, "item", None) or JSON
     item = Input(id=f"{site.label}.item{line.suffix}", name=f"{site.label}.item{line.suffix}")
 
-    def once(inside: Any) -> Any:
-        inside._cursor.recorder.graph.append(item)
+    def once(inside: Cursor) -> Any:
+        inside.recorder.graph.append(item)
         return _awaited(path, body(inside, path.trace.member(Reference(item.id), shape)))
 
-    recorded = _Recorded(path, state, line, once, site)
+    recorded = _Recorded(path, cursor, line, once, site)
     graph, result = recorded.graph()
     whole = Graph([item, *graph], name=graph.name).freeze()
-    node_id = _push(state, site, Map, items=items._reference, item=item.id, body=whole, result=result)
+    node_id = push(cursor, site, Map, items=items._reference, item=item.id, body=whole, result=result)
     return path.trace.member(Reference(node_id), Data(list, item=_shape_of(recorded.returned)))
 
 
@@ -221,12 +225,12 @@ def _awaited(path: Walk, value: Any) -> Any:
 
 
 class _Recorded:
-    """A body followed on a copy of the state. `returned`: what it gives, one value per run."""
+    """A body followed on a copy of the place where it is called. `returned`: what it gives, one value per run."""
 
-    def __init__(self, path: Walk, state: Any, line: Line, body: Callable[[Any], Any], site: Site) -> None:
+    def __init__(self, path: Walk, cursor: Cursor, line: Line, body: Body, site: Site) -> None:
         self.returned: list[Any] = []
         self._path = path
-        self._state = state
+        self._cursor = cursor
         self._line = line
         self._body = body
         self._site = site
@@ -247,23 +251,22 @@ class _Recorded:
         result = None if returned == Constant(None) else returned
         return Graph(kept, name=trace.name).freeze(), result
 
-    def leave(self, state: Any) -> None:
+    def leave(self) -> None:
         """What the body has bound and counted, for what comes after it on the same line."""
-        counts = state._cursor.line.counts
+        counts = self._cursor.line.counts
         counts.update((label, count) for label, count in self._counts.items() if count > counts.get(label, 0))
         for name, bound in self._names.items():
-            if state._cursor.names.get(name) is not bound:
-                state._cursor.rebind(name, _Inside(self._path, name))
+            if self._cursor.names.get(name) is not bound:
+                self._cursor.rebind(name, _Inside(self._path, name))
 
     def _walk(self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Walk:
         path = self._path.inside(script, choose, before)
         path.trace.path = path
-        line, outer = _copy(self._line), self._state._cursor
+        line, outer = self._line.copy(), self._cursor
         cursor = Cursor(path, line, outer.names.copy(), outer.scope, outer.depth, outer.regions)
-        inside = type(self._state)(cursor, self._state.index)
         try:
-            value = self._body(inside)
-            expression = path.expression(value, inside._find, self._site.origin)
+            value = self._body(cursor)
+            expression = path.expression(value, cursor.find, self._site.origin)
             self.returned.append(value)
             path.append([Return(id="return", context=line.tip, value=expression)])
             self._names, self._counts = cursor.names, line.counts
@@ -334,26 +337,6 @@ class _Inside(Local):
         self._path.stop(
             f"the name {self.label!r} is bound inside a loop and read after it: let the body return the value"
         )
-
-
-def _copy(line: Line) -> Line:
-    copy = Line(
-        tip=line.tip,
-        branch=line.branch,
-        path=line.path,
-        role=line.role,
-        control=line.control,
-        handles=line.handles.copy(),
-    )
-    copy.counts, copy.forks, copy.gathered = dict(line.counts), line.forks, dict(line.gathered)
-    return copy
-
-
-def _push(state: Any, site: Site, kind: type[Node], **fields: Any) -> str:
-    statement = state._cursor.draft(site)
-    node_id: str = statement.push(kind, **fields)
-    state._cursor.commit(statement)
-    return node_id
 
 
 def _plain(value: Any, site: Site) -> Json:

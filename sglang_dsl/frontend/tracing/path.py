@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import fields
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,11 +27,12 @@ from ...ir.nodes import (
     Select,
     Text,
 )
-from ..bindings import Bound
+from ..bindings import Bound, Local, Span
 from ..call_sites import Site, Sites, user_origin
-from ..data import Find, Writer, json_constant, object_constant
+from ..cursor import Body, Cursor, Find
+from ..data import Writer, json_constant, object_constant
+from ..expressions import Handle
 from ..greenlets import on_some_stack
-from ..recorder import Body, ended, given, is_async, run_map
 from ..session import settled
 from .control_flow import follow_loop, follow_map, follow_switch, value_of
 from .decisions import Chooser, Decision, Group, Guesses, Stop, way_out
@@ -135,6 +137,9 @@ class Path:
 
     def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
         """A stand-in."""
+        if isinstance(bound, Local):
+            value = bound.resolve(self.outcome)
+            return self.trace.compound(value) if isinstance(bound, Span) else value
         self._go_on()
         self.questioned = True
         return value_of(self, bound)
@@ -154,32 +159,31 @@ class Path:
         """What can be said of it."""
         return Unfinished(self, self.graph[node_id])
 
-    def switch(self, state: Any, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
+    def switch(self, cursor: Cursor, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
         """Every arm in a run of its own: what the arms append becomes a Switch like that of an `if`."""
         self.questioned = True
-        return follow_switch(self, state, bound, arms, default, site)
+        return follow_switch(self, cursor, bound, arms, default, site)
 
-    def loop(self, state: Any, body: Body, until: Any, stop_value: Any, limit: int, site: Site) -> Any:
+    def loop(
+        self, cursor: Cursor, body: Body, until: Handle[Any] | str | None, stop_value: Any, limit: int, site: Site
+    ) -> Any:
         """A Loop with its body as a sub-graph."""
         self.questioned = True
-        return follow_loop(self, state, body, until, stop_value, limit, site)
+        return follow_loop(self, cursor, body, until, stop_value, limit, site)
 
-    def map(self, state: Any, items: Any, body: Callable[[Any, Any], Any], site: Site) -> Any:
-        """Known items fork; unknown ones are a Map with its body as a sub-graph."""
-        if is_abstract(items):
-            found = follow_map(self, state, items, body, site)
-            return given(found) if is_async(body) else found
-        if not len(items):
-            return given([]) if is_async(body) else []
-        return run_map(state._fork(len(items), site), items, body)
+    def map(self, cursor: Cursor, items: Any, body: Callable[[Cursor, Any], Any], site: Site) -> Any:
+        """Unknown items are a Map with its body as a sub-graph; known ones fork."""
+        return follow_map(self, cursor, items, body, site) if is_abstract(items) else None
 
-    def in_turn(self, bodies: Sequence[Callable[[], Any]]) -> list[tuple[Any, Exception | None]]:
-        """All of them, also after one that could not be followed to its end; then this run ends there."""
+    def run_bodies(
+        self, bodies: Sequence[Callable[[], Any]], concurrency: int | None
+    ) -> list[tuple[Any, Exception | None]]:
+        """All of them, one after the other, also after one that could not be followed to its end; then this run ends there."""
         found: list[tuple[Any, Exception | None]] = []
         broken: Break | None = None
         for body in bodies:
             try:
-                found.append(on_some_stack(partial(ended, body)))
+                found.append(on_some_stack(partial(_ended, body)))
             except Stop:
                 if self._diverged or self.broken is None or self.trace.strict:
                     raise
@@ -410,6 +414,14 @@ def _text_of(path: Path, node: Node) -> Any:
     if isinstance(node, Select) or (isinstance(node, Gen) and node.decode == "text"):
         return value_of(path, Bound(node.id))
     return path.stop(f"the text of a {node.kind} is known to the model's template, or to the run, only")
+
+
+def _ended(body: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What a branch's body gives, called in a context of its own."""
+    try:
+        return copy_context().run(body), None
+    except Exception as error:  # noqa: BLE001  a body's error is its result; the map raises it
+        return None, error
 
 
 def _free_id(label: str, taken: Iterable[Node]) -> str:

@@ -14,7 +14,7 @@ from ...ir.graph import Graph
 from ...ir.nodes import Input, Node, Reference, Switch
 from ...ir.semantics import is_among
 from ..call_sites import Sites, user_origin
-from ..recorder import Recorder
+from ..cursor import Recorder
 from .decisions import Chooser, Decision, Group, made_up_texts, made_up_values, possible_answers
 from .shapes import Finite, Maybe, Opaque, Shape, Tags, Text, without_tags
 from .values import Abstract, Domain, Unknown, exact, is_abstract

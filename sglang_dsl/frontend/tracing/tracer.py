@@ -36,9 +36,9 @@ from ...ir.verify import findings
 from ..annotations import hints_of
 from ..bindings import Bindings
 from ..call_sites import Sites, caller_origin
+from ..cursor import Cursor
+from ..cursor import Line as ContextLine
 from ..state import State
-from ..statement import Cursor
-from ..statement import Line as ContextLine
 from .decisions import Answers, Chooser, Decision, Guesses, Stop
 from .explore import explored
 from .guard import driven, outside_of_loops, same_random
@@ -386,13 +386,13 @@ class _Tracer:
             path.graph.append(node)
         args, kwargs = self._symbols.arguments(self._trace)
         path.questioned = bool(self._symbols.inputs)
-        self._follow(path, State(Cursor(path, ContextLine(), Bindings(), "")), args, kwargs)
+        self._follow(path, Cursor(path, ContextLine(), Bindings()), args, kwargs)
         path.check_replay()
         return path
 
-    def _follow(self, path: Path, state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _follow(self, path: Path, cursor: Cursor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            self._note_return(path, state, self._body(state, args, kwargs, path))
+            self._note_return(path, cursor, self._body(State(cursor), args, kwargs, path))
         except Stop:
             return
         except Exception as error:
@@ -408,11 +408,11 @@ class _Tracer:
             asynchronous=self._program.asynchronous,
         )
 
-    def _note_return(self, path: Path, state: State, value: Any) -> None:
+    def _note_return(self, path: Path, cursor: Cursor, value: Any) -> None:
         """The Return, also of nothing, so that ways that return and ways that do not can meet."""
-        line, origin = state._cursor.line, self._program.origin
+        line, origin = cursor.line, self._program.origin
         try:
-            expression = path.expression(value, state._find, origin)
+            expression = path.expression(value, cursor.find, origin)
         except ProgramError as error:
             self._unsaid = error.what
             expression = Constant(None)
