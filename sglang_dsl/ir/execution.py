@@ -237,7 +237,7 @@ def set_default_backend(backend: str | Backend | None) -> DefaultBackend:
     if isinstance(backend, str):
         _entry_point(backend)
     elif backend is not None:
-        _checked(backend)
+        resolve(backend)
     return DefaultBackend(backend, _swap_default(backend))
 
 
@@ -263,7 +263,12 @@ def resolve(backend: str | Backend | None) -> Executor:
     if backend is None or (isinstance(backend, str) and not backend):
         backend = _default
     if backend is not None and not isinstance(backend, str):
-        return _checked(backend)
+        if not isinstance(backend, Executor):
+            raise BackendNotFoundError(
+                f"{shown(backend)} is not a backend: it has no open(), meter() and close()",
+                hint="pass the name of a backend, or an Executor such as testing.mock(...)",
+            )
+        return backend
     name = backend or os.environ.get(BACKEND_VARIABLE) or DEFAULT_BACKEND
     while True:
         with _opened_lock:
@@ -317,15 +322,6 @@ def _entry_point(name: str) -> EntryPoint:
             hint="pass backend='local', backend='mock' or an Executor object",
         )
     return found[kind]
-
-
-def _checked(backend: Backend) -> Executor:
-    if not isinstance(backend, Executor):
-        raise BackendNotFoundError(
-            f"{shown(backend)} is not a backend: it has no open(), meter() and close()",
-            hint="pass the name of a backend, or an Executor such as testing.mock(...)",
-        )
-    return backend
 
 
 def close_all() -> None:

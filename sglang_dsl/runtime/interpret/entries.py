@@ -25,7 +25,6 @@ from ...errors import DeadlineError, GraphError
 from ...ir.execution import Outcome, Usage
 from ...ir.nodes import Fork, Gen, Input, Join, Loop, Map, Node, Return, Select, Switch, Tool
 from ...ir.outcome import PathText, Torn
-from ...ir.specs import RunOptions
 from ..cache.keys import Namespace
 from ..schedule.request import OUTERMOST, BranchOrder, GenerateResult, LeaseId, Lineage, Request, Result, Sink
 from ..text.tokenizer import TextPiece, Turns
@@ -306,14 +305,14 @@ class Awaited(Sink, Protocol):
         """Wait for the result, too."""
 
 
+@dataclass(slots=True)
 class Budget:
     """Owner: the run's Machine. `now`: seconds since the run began, on its default model's clock. None: no limit."""
 
-    def __init__(self, options: RunOptions, now: Callable[[], float]) -> None:
-        self.tokens = options.token_budget
-        self.deadline_s = options.deadline_s
-        self.generated_tokens = 0
-        self._now = now
+    deadline_s: float | None
+    tokens: int | None
+    now: Callable[[], float]
+    generated_tokens: int = 0
 
     def seconds_left(self, entry: Entry) -> float | None:
         """Until the deadline, if there is one.
@@ -323,7 +322,7 @@ class Budget:
         """
         if self.deadline_s is None:
             return None
-        left_s = self.deadline_s - self._now()
+        left_s = self.deadline_s - self.now()
         if left_s <= 0:
             raise DeadlineError(
                 f"the run's deadline of {self.deadline_s} s passed before {entry.id!r} began",

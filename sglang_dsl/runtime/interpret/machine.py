@@ -86,7 +86,7 @@ class Machine:
         self.unended = 0
         self._clock = self.default.target.now
         self._started_s = self._clock()
-        self.budget = Budget(spec.options, self.now)
+        self.budget = Budget(spec.options.deadline_s, spec.options.token_budget, self.now)
         self.share_equal = share_equal
         self._kinds = kinds
         self._lock = threading.Lock()
@@ -96,7 +96,7 @@ class Machine:
         self._ended: deque[Entry] = deque()  # with watchers that are not told yet
         self._critical_tokens: dict[Entry, int] = {}  # what holds for the first `_foreseen` entries
         self._foreseen = 0
-        self._requests: dict[Target, list[tuple[Request, Awaited]]] = {}
+        self.requests: dict[Target, list[tuple[Request, Awaited]]] = {}  # they go out together at the end of `settle`
         self.flights: dict[Hashable, Awaited] = {}
         self.leases = Leases(self.post)
         self.pure_calls: dict[tuple[str, Hashable], Entry] = {}  # (tool, what its arguments are)
@@ -158,35 +158,27 @@ class Machine:
         taken: list[Entry] = []
         try:
             for node in nodes:
-                taken.append(self._take(node, scope, context))
+                if node.id in scope.names:
+                    raise GraphError(f"node id {node.id!r} is taken")
+                if type(node) not in self._kinds.begin and type(node) not in self._kinds.check:
+                    raise GraphError(f"node {node.id!r} is of kind {node.kind!r}, which this runtime cannot execute")
+                entry = Entry(scope.prefix + node.id, node, scope, context, adds_text=not passes_through(node))
+                scope.names[node.id] = self.entries[entry.id] = entry
+                self.unended += 1
+                taken.append(entry)
+                self._link(entry)
+                if (check := self._kinds.check.get(type(node))) is not None:
+                    check(self, entry)
+                if entry.missing == 0:
+                    self._ready.append(entry)
         except DslError as error:
             for entry in reversed(taken):
                 self._untake(entry)
             raise error.at(node.origin) from None
         return taken
 
-    def _take(self, node: Node, scope: Scope, context: Entry | None) -> Entry:
-        if node.id in scope.names:
-            raise GraphError(f"node id {node.id!r} is taken")
-        if type(node) not in self._kinds.begin and type(node) not in self._kinds.check:
-            raise GraphError(f"node {node.id!r} is of kind {node.kind!r}, which this runtime cannot execute")
-        entry = Entry(scope.prefix + node.id, node, scope, context, adds_text=not passes_through(node))
-        scope.names[node.id] = entry
-        self.entries[entry.id] = entry
-        self.unended += 1
-        try:
-            self._link(entry)
-            if (check := self._kinds.check.get(type(node))) is not None:
-                check(self, entry)
-        except DslError:
-            self._untake(entry)
-            raise
-        if entry.missing == 0:
-            self._ready.append(entry)
-        return entry
-
     def _untake(self, entry: Entry) -> None:
-        """Undo `_take` of an entry that has not begun and that nothing else hangs on."""
+        """Undo `take` of an entry that has not begun and that nothing else hangs on."""
         entry.status = "cancelled"
         del entry.scope.names[entry.node.id]
         del self.entries[entry.id]
@@ -266,7 +258,7 @@ class Machine:
             if entry.status == "waiting":
                 entry.status = "running"
                 self.attempt(entry, partial(self._kinds.begin[type(entry.node)], self, entry))
-        for target, requests in self._requests.items():
+        for target, requests in self.requests.items():
             for request, flight in requests:
                 if not flight.waiting:  # all who asked fell in this very turn
                     self.in_flight -= 1
@@ -274,7 +266,7 @@ class Machine:
             wanted = [(request, flight) for request, flight in requests if flight.waiting]
             if wanted:
                 self.post(partial(self._submit, target, wanted))
-        self._requests.clear()
+        self.requests.clear()
 
     def attempt(self, entry: Entry, action: Callable[[], None]) -> None:
         """Run an entry's action; whatever goes wrong in it is that entry's failure, never the engine thread's."""
@@ -404,11 +396,6 @@ class Machine:
     def now(self) -> float:
         """Seconds since the run began."""
         return self._clock() - self._started_s
-
-    def submit(self, target: Target, request: Request, flight: Awaited) -> None:
-        """Queue a request; all that are queued before the end of `settle` go out together."""
-        self._requests.setdefault(target, []).append((request, flight))
-        self.in_flight += 1
 
     def future(self, entry: Entry) -> Future[Outcome]:
         """The entry's future: always the same one."""

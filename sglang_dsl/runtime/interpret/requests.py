@@ -27,7 +27,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -44,19 +44,23 @@ from .machine import Machine
 from .target import Target
 
 
+@dataclass(slots=True, eq=False)
 class Flight:
-    """Implements `Sink` for one request. Owner: the run's Machine; the sink's methods begin a turn."""
+    """Implements `Sink` for one request. Owner: the run's Machine; the sink's methods begin a turn.
 
-    def __init__(self, machine: Machine, target: Target, request: Request) -> None:
-        self._machine = machine
-        self._target = target
-        self._request = request
-        self.waiting: dict[Entry, tuple[Caller, Callable[[Any], None]]] = {}
-        self._started = False
-        self._said = ""
-        self._result: Result | None = None
-        self._over = False
-        self._counted_tokens = 0
+    waiting: who waits for it, and what each wants to be called with. `_said`: what was shown of it so far. `_counted_tokens`: those
+    that the run's budget knows of.
+    """
+
+    _machine: Machine
+    _target: Target
+    _request: Request
+    waiting: dict[Entry, tuple[Caller, Callable[[Any], None]]] = field(default_factory=dict)
+    _started: bool = False
+    _said: str = ""
+    _result: Result | None = None
+    _over: bool = False
+    _counted_tokens: int = 0
 
     @property
     def usable(self) -> bool:
@@ -152,7 +156,8 @@ def send(
     if key is not None:
         machine.flights[key] = flight
     flight.join(caller, done)
-    machine.submit(target, request, flight)
+    machine.requests.setdefault(target, []).append((request, flight))
+    machine.in_flight += 1
 
 
 def equal_work(request: Request, *, explicit_seed: bool = False) -> Hashable | None:

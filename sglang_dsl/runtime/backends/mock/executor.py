@@ -7,7 +7,7 @@ to the engine as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock, current_thread, main_thread
 from typing import Any, Literal, TypeAlias, get_args
@@ -105,15 +105,15 @@ class MockTarget(ForwardingTarget):
         return request
 
 
+@dataclass(slots=True)
 class LoggedSink:
     """Passes everything on, and notes it in the log. `reply`: what its request is answered."""
 
-    def __init__(self, sink: Sink, log: CallLog, call: Call, worker: MockWorker) -> None:
-        self._sink = sink
-        self._log = log
-        self._call = call
-        self._worker = worker
-        self.reply: Reply | None = None
+    _sink: Sink
+    _log: CallLog
+    _call: Call
+    _worker: MockWorker
+    reply: Reply | None = None
 
     def started(self) -> None:
         """See `Sink`."""
