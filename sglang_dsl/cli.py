@@ -360,11 +360,11 @@ def _top() -> AbstractContextManager[None]:
     from .frontend.session import settled
     from .ir.execution import resolve
     from .runtime.backends.interpreted import HasTarget
-    from .runtime.engine.top import Watched, live
+    from .runtime.engine.top import Observable, live
 
     executor = resolve(settled(None).backend)
     engine = getattr(executor, "engine", None) or (executor.target if isinstance(executor, HasTarget) else None)
-    if not isinstance(engine, Watched):
+    if not isinstance(engine, Observable):
         raise SpecError(f"backend {executor.name!r} has no engine to watch", hint="--top works with local and mock")
     return live(engine)
 

@@ -20,7 +20,7 @@ from sglang_dsl.kernels.attention import (
     reference,
     store,
 )
-from sglang_dsl.kernels.attention.cascade import Cascade, Partial
+from sglang_dsl.kernels.attention.cascade import Cascade, PartialAttention
 
 pytestmark = pytest.mark.engine
 
@@ -146,7 +146,7 @@ def test_attention_bfloat16_stays_near_oracle() -> None:
 
 
 @pytest.mark.parametrize("partial", [cascade.partial_cpu, cascade.partial_portable], ids=["cpu", "portable"])
-def test_attention_logsumexp_is_natural(partial: Partial) -> None:
+def test_attention_logsumexp_is_natural(partial: PartialAttention) -> None:
     step = Step([QueryRow(1, 3, [4, 9, 2, 7], 0)], heads=(2, 2))
     _, lse = Cascade(step.q, step.k, step.v, step.keys, step.values, step.plan, 0.5, partial).run()
     scores = torch.einsum("hd,lhd->hl", step.q[0], step.keys[[4, 9, 2, 7]]) * 0.5

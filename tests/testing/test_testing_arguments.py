@@ -10,7 +10,7 @@ import pytest
 
 from sglang_dsl import RunOptions, gen, program, tool
 from sglang_dsl.errors import GoldenError, ScriptError, SpecError
-from sglang_dsl.runtime.backends.mock.script import Places
+from sglang_dsl.runtime.backends.mock.script import CallNumbers
 from sglang_dsl.runtime.schedule.request import Lineage
 from sglang_dsl.testing import (
     Fault,
@@ -162,7 +162,7 @@ def test_runs_one_after_the_other_continue_the_list():
 
 
 def test_places_are_those_of_the_picture():
-    places, run = Places(), Lineage("run", 0, 1)
+    places, run = CallNumbers(), Lineage("run", 0, 1)
     branches = [Lineage("fork", index, 3, run) for index in range(3)]
     assert places.next(run) == 0
     assert [places.next(branches[index]) for index in (2, 0, 1)] == [3, 1, 2]

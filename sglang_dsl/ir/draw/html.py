@@ -25,7 +25,7 @@ from ..specs import spelled
 from .labels import Names, missing_of, names_of, notes, printable, show, show_reference, title, ways, ways_taken
 from .picture import folded_forks
 from .status import PLANNED, Account, unjoined
-from .timeline import Call, calls_of_run
+from .timeline import TimelineBar, calls_of_run
 
 SCRIPTS = ("model.js", "layout.js", "paint.js", "panel.js", "timeline.js", "main.js")
 SHOWN_VALUE_CHARACTERS = 20_000
@@ -78,7 +78,7 @@ def _head(graph: Graph) -> str:
     return " – ".join(filter(None, (printable(graph.name) or "program", missing_of(graph))))
 
 
-def _page_data(account: Account, meter: Meter | None, calls: Sequence[Call]) -> dict[str, Any]:
+def _page_data(account: Account, meter: Meter | None, calls: Sequence[TimelineBar]) -> dict[str, Any]:
     graph = account.graph
     known = _texts(graph, account.outcomes)
     page = _PageData(account, {} if meter is None else rendered(graph, meter, known))
@@ -115,7 +115,7 @@ def _texts(graph: Graph, outcomes: Mapping[str, Outcome]) -> dict[str, str]:
     return known
 
 
-def _call_entry(call: Call, index: Mapping[str, int]) -> list[Any]:
+def _call_entry(call: TimelineBar, index: Mapping[str, int]) -> list[Any]:
     """[node, name, asked, admitted, first token, end], in seconds of the run."""
     meta = call.meta
     asked = meta.started_s if meta.asked_s is None else min(meta.asked_s, meta.started_s)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from xml.sax.saxutils import escape
 
 from .labels import missing_of, printable
-from .picture import Box, Frame, Link, Picture, Plan, picture_of
+from .picture import Box, FoldingPlan, Frame, Link, Picture, picture_of
 from .status import STRUCK_OUT, Account
 
 MAX_EDGES = 500
@@ -80,16 +80,16 @@ def draw_mermaid(account: Account, fold: int | None) -> str:
     return f"%% {note}\n{text}"
 
 
-def _plans(fold: int | None) -> Iterator[Plan]:
+def _plans(fold: int | None) -> Iterator[FoldingPlan]:
     """What to leave out, ever more of it."""
-    yield Plan(fold)
+    yield FoldingPlan(fold)
     if fold is None:
         return
     small = min(fold, SMALL_FORK)
-    yield Plan(small)
-    yield Plan(small, scopes=True)
+    yield FoldingPlan(small)
+    yield FoldingPlan(small, scopes=True)
     for ends in ENDS:
-        yield Plan(small, scopes=True, ends=ends)
+        yield FoldingPlan(small, scopes=True, ends=ends)
 
 
 def escape_mermaid(text: str) -> str:
@@ -181,7 +181,10 @@ STRUCK_COLORS = ("#f4f4f5", "#a1a1aa")
 
 def draw_dot(account: Account, fold: int | None) -> str:
     """The graph in DOT. Possible ways are dashed, taken ones bold, data edges dotted; `class` says how a node fared."""
-    return "\n".join(_dot_lines(picture_of(account, Plan(fold)), account.graph.name, missing_of(account.graph))) + "\n"
+    return (
+        "\n".join(_dot_lines(picture_of(account, FoldingPlan(fold)), account.graph.name, missing_of(account.graph)))
+        + "\n"
+    )
 
 
 def colors_of(box: Box) -> tuple[str, str]:

@@ -52,7 +52,7 @@ class FoldedFork:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class FoldingPlan:
     """How much to leave out. branches: forks with more are folded (None: none are). scopes: nested programs become one box.
     ends: of a line that is longer than twice this, only so many nodes at each end are drawn.
     """
@@ -62,7 +62,7 @@ class Plan:
     ends: int | None = None
 
 
-def hidden_nodes(graph: Graph, plan: Plan, status: Mapping[str, Status]) -> dict[str, Summary]:
+def hidden_nodes(graph: Graph, plan: FoldingPlan, status: Mapping[str, Status]) -> dict[str, Summary]:
     """The nodes that are not drawn, each with what stands for it. Sub-graphs are planned by themselves."""
     hidden = _hidden_by_forks(graph, plan.branches, status)
     if plan.scopes:
@@ -262,7 +262,7 @@ class Picture:
     keys: dict[str, str] = field(default_factory=dict)
 
 
-def picture_of(account: Account, plan: Plan) -> Picture:
+def picture_of(account: Account, plan: FoldingPlan) -> Picture:
     """The picture of a graph and of what a run did with it."""
     return _Painter(account, plan).paint(account.graph, ran=account.ran)
 
@@ -270,7 +270,7 @@ def picture_of(account: Account, plan: Plan) -> Picture:
 class _Painter:
     """Owner: one `picture_of`."""
 
-    def __init__(self, account: Account, plan: Plan) -> None:
+    def __init__(self, account: Account, plan: FoldingPlan) -> None:
         self.names: Names = names_of(account.graph)
         self.account = account
         self.outcomes = account.outcomes

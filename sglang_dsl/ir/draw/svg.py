@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from .labels import missing_of, printable, shorten
 from .markup import colors_of
-from .picture import Box, Link, Picture, Plan, picture_of
+from .picture import Box, FoldingPlan, Link, Picture, picture_of
 from .status import Account
 
 BOX_W = 236
@@ -33,7 +33,7 @@ path{fill:none;stroke:#a9b1bf;stroke-width:1.4}
 """
 
 
-class Place(NamedTuple):
+class BoxPosition(NamedTuple):
     """The top left corner of a box, and its height."""
 
     x: float
@@ -43,7 +43,7 @@ class Place(NamedTuple):
 
 def draw_svg(account: Account, fold: int | None) -> str:
     """The graph as an SVG document: what each node is, and after a run what it gave and how it fared."""
-    picture = picture_of(account, Plan(fold))
+    picture = picture_of(account, FoldingPlan(fold))
     places = lay_out(picture)
     width = max((p.x for p in places.values()), default=0) + BOX_W + MARGIN
     height = max((p.y + p.h for p in places.values()), default=0) + MARGIN
@@ -55,14 +55,14 @@ def height_of(box: Box) -> float:
     return max(2 * PADDING + TITLE_H + ROW_H * (len(box.rows) - 1) - 4, 38)
 
 
-def lay_out(picture: Picture) -> dict[str, Place]:
+def lay_out(picture: Picture) -> dict[str, BoxPosition]:
     """Where each box stands: layers of the graph from top to bottom, parts that are not connected side by side."""
     from fast_sugiyama import from_edges
 
     number = {box.key: i for i, box in enumerate(picture.boxes)}
     edges = [(number[a.source], number[a.target]) for a in picture.links if a.kind in ("context", "join", "way")]
     linked = {end for edge in edges for end in edge}
-    places: dict[str, Place] = {}
+    places: dict[str, BoxPosition] = {}
     left = float(MARGIN)
     for spots, _, part_h, _ in from_edges(edges, vertex_spacing=1, minimum_length=1) if edges else ():
         part = [
@@ -71,11 +71,11 @@ def lay_out(picture: Picture) -> dict[str, Place]:
         last = max(x for _, x, _ in part)  # its order is from right to left
         tops = _tops(part)
         for box, x, layer in part:
-            places[box.key] = Place(left + (last - x) * (BOX_W + GAP_X), tops[layer], height_of(box))
+            places[box.key] = BoxPosition(left + (last - x) * (BOX_W + GAP_X), tops[layer], height_of(box))
         left = max(places[box.key].x for box, _, _ in part) + BOX_W + 2 * GAP_X
     for box in picture.boxes:
         if number[box.key] not in linked:
-            places[box.key] = Place(left, MARGIN, height_of(box))
+            places[box.key] = BoxPosition(left, MARGIN, height_of(box))
             left += BOX_W + GAP_X
     return places
 
@@ -94,7 +94,7 @@ def _tops(part: list[tuple[Box, float, float]]) -> dict[float, float]:
 
 
 def _lines(
-    picture: Picture, places: Mapping[str, Place], name: str, missing: str, width: float, height: float
+    picture: Picture, places: Mapping[str, BoxPosition], name: str, missing: str, width: float, height: float
 ) -> Iterator[str]:
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
@@ -115,7 +115,7 @@ def _text(text: str) -> str:
     return escape(printable(text))
 
 
-def _link(link: Link, source: Place, target: Place) -> str:
+def _link(link: Link, source: BoxPosition, target: BoxPosition) -> str:
     path, middle = _aside(source, target) if link.kind in ("data", "control") else _down(source, target)
     names = [
         *(["data"] if link.kind in ("data", "control") else []),
@@ -130,30 +130,30 @@ def _link(link: Link, source: Place, target: Place) -> str:
     return f'<path d="{path}"{classes}{ends}/>{label}'
 
 
-class Spot(NamedTuple):
+class LabelPosition(NamedTuple):
     """Where a label stands."""
 
     x: float
     y: float
 
 
-def _down(source: Place, target: Place) -> tuple[str, Spot]:
+def _down(source: BoxPosition, target: BoxPosition) -> tuple[str, LabelPosition]:
     """From below one box to above another, and the middle of the way."""
     x1, y1, x2, y2 = source.x + BOX_W / 2, source.y + source.h, target.x + BOX_W / 2, target.y
     bend = max((y2 - y1) / 2, 24)
     path = f"M{x1:.1f} {y1:.1f}C{x1:.1f} {y1 + bend:.1f} {x2:.1f} {y2 - bend:.1f} {x2:.1f} {y2:.1f}"
-    return path, Spot((x1 + x2) / 2, (y1 + y2) / 2)
+    return path, LabelPosition((x1 + x2) / 2, (y1 + y2) / 2)
 
 
-def _aside(source: Place, target: Place) -> tuple[str, Spot]:
+def _aside(source: BoxPosition, target: BoxPosition) -> tuple[str, LabelPosition]:
     """From the right edge of one box to the right edge of another, bent around what lies between."""
     x1, y1, x2, y2 = source.x + BOX_W, source.y + source.h / 2, target.x + BOX_W, target.y + target.h / 2
     right = max(x1, x2) + min(24 + abs(y2 - y1) / 8, 90)
     path = f"M{x1:.1f} {y1:.1f}C{right:.1f} {y1:.1f} {right:.1f} {y2:.1f} {x2:.1f} {y2:.1f}"
-    return path, Spot(right, (y1 + y2) / 2)
+    return path, LabelPosition(right, (y1 + y2) / 2)
 
 
-def _box(box: Box, place: Place) -> Iterator[str]:
+def _box(box: Box, place: BoxPosition) -> Iterator[str]:
     fill, line = colors_of(box)
     middle = place.x + BOX_W / 2
     told = "\n".join(filter(None, (*box.rows, box.status.error)))

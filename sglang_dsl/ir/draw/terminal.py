@@ -13,7 +13,7 @@ from ..analysis import calls_of
 from ..graph import Graph
 from ..nodes import Fork, Join, Node, RoleBegin, RoleEnd, Text, subgraphs
 from .labels import Names, counts, missing_of, names_of, notes, printable, title, ways, ways_taken
-from .picture import Picture, Plan, hidden_nodes, picture_of, said_meanwhile
+from .picture import FoldingPlan, Picture, hidden_nodes, picture_of, said_meanwhile
 from .status import PLANNED, STRUCK_OUT, Account, unjoined
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def tree_of(account: Account, fold: int | None) -> Tree:
     if missing:
         head.append(f"  {missing}", style="not bold red")
     root = Tree(head)
-    _Grower(account, Plan(fold)).grow(root, graph, ran=account.ran)
+    _Grower(account, FoldingPlan(fold)).grow(root, graph, ran=account.ran)
     return root
 
 
@@ -87,7 +87,7 @@ class _Spot(NamedTuple):
 class _Grower:
     """Owner: one `tree_of`. `numbers`: of the boxes whose values go somewhere; `sources`: by box, the boxes it mentions."""
 
-    def __init__(self, account: Account, plan: Plan) -> None:
+    def __init__(self, account: Account, plan: FoldingPlan) -> None:
         self.account = account
         self.plan = plan
         self.names: Names = names_of(account.graph)

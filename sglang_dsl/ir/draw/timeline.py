@@ -15,7 +15,7 @@ from ..graph import Graph
 from .labels import instances, names_of, title
 
 
-class Call(NamedTuple):
+class TimelineBar(NamedTuple):
     """A finished model call: its node and that one's kind, its id in the run, what it is called, what is known about it."""
 
     node: str
@@ -40,11 +40,11 @@ def draw_timeline(graph: Graph, outcomes: Mapping[str, Outcome]) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False) + "\n"
 
 
-def calls_of_run(graph: Graph, outcomes: Mapping[str, Outcome]) -> list[Call]:
+def calls_of_run(graph: Graph, outcomes: Mapping[str, Outcome]) -> list[TimelineBar]:
     """The calls that finished. outcomes: by the ids of the run."""
     names = names_of(graph)
     return [
-        Call(made.node.id, made.node.kind, made.id, title(made.node, names), made.given.meta)
+        TimelineBar(made.node.id, made.node.kind, made.id, title(made.node, names), made.given.meta)
         for made in instances(graph, outcomes)
         if made.given.meta is not None
     ]
@@ -54,7 +54,7 @@ def _metadata(name: str) -> dict[str, Any]:
     return {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": name or "program"}}
 
 
-def _call_events(calls: list[Call]) -> Iterator[dict[str, Any]]:
+def _call_events(calls: list[TimelineBar]) -> Iterator[dict[str, Any]]:
     free_at: list[float] = []  # when each lane is free again
     for call in sorted(calls, key=lambda c: (c.meta.started_s, c.meta.finished_s)):
         lane = next((i for i, at in enumerate(free_at) if at <= call.meta.started_s), len(free_at))
@@ -64,7 +64,7 @@ def _call_events(calls: list[Call]) -> Iterator[dict[str, Any]]:
             yield _event(call, lane, "prefill", call.meta.started_s, call.meta.first_token_s)
 
 
-def _event(call: Call, lane: int, name: str, start_s: float, end_s: float) -> dict[str, Any]:
+def _event(call: TimelineBar, lane: int, name: str, start_s: float, end_s: float) -> dict[str, Any]:
     meta = call.meta
     return {
         "ph": "X",
@@ -86,7 +86,7 @@ def _event(call: Call, lane: int, name: str, start_s: float, end_s: float) -> di
     }
 
 
-def _load_events(calls: list[Call]) -> Iterator[dict[str, Any]]:
+def _load_events(calls: list[TimelineBar]) -> Iterator[dict[str, Any]]:
     """How many calls run at each moment."""
     changes = sorted([(c.meta.started_s, 1) for c in calls] + [(c.meta.finished_s, -1) for c in calls])
     running = 0

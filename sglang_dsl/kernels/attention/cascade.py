@@ -8,7 +8,7 @@ token is computed alone or in any batch, cold or cached, chunked or not. Keys ar
 Each token (the query heads of one key head) meets each of its blocks in a product of one fixed shape, and the blocks are merged in
 ascending order, in float32. Shared blocks are still read once.
 
-A `Partial` computes one level: `partial_cpu` with PyTorch's CPU flash kernel, which also returns the log-sum-exp, and
+A `PartialAttention` computes one level: `partial_cpu` with PyTorch's CPU flash kernel, which also returns the log-sum-exp, and
 `partial_portable` with plain tensor operations on any device, for any head sizes.
 """
 
@@ -23,10 +23,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from .plan import AttentionPlan, Fresh, Gathered, QueryRow, SlotArray, Slots, Span, Windowed, oldest_visible, slots_of
+from .plan import (
+    AttentionPlan,
+    CausalSpan,
+    FullSpan,
+    GatheredRows,
+    QueryRow,
+    SlotArray,
+    Slots,
+    WindowSpan,
+    oldest_visible,
+    slots_of,
+)
 
 
-class Partial(Protocol):
+class PartialAttention(Protocol):
     """Attention over one set of keys; see `cpu.partial`."""
 
     def __call__(
@@ -47,7 +58,7 @@ class Cascade:
         values: Tensor,
         plan: AttentionPlan,
         scale: float,
-        partial: Partial,
+        partial: PartialAttention,
     ) -> None:
         self._q, self._k, self._v = q, k, v
         self._keys, self._values = keys, values
@@ -82,7 +93,7 @@ class Cascade:
         for row in long:
             self._prefill_windowed(row, window, chunk)
 
-    def _gathered(self, batch: Gathered) -> None:
+    def _gathered(self, batch: GatheredRows) -> None:
         """Short rows: a row's tokens and the query heads of a key head are the rows of one product."""
         shape = (batch.rows, batch.keys, self._groups, -1)
         k = self._keys.index_select(0, batch.slots).view(shape).transpose(1, 2)
@@ -97,7 +108,7 @@ class Cascade:
             out, lse = out.index_select(0, batch.real), lse.index_select(0, batch.real)
         self._out[batch.places], self._lse[batch.places] = out, lse
 
-    def _prefill(self, fresh: Fresh) -> None:
+    def _prefill(self, fresh: CausalSpan) -> None:
         tokens = slice(fresh.first, fresh.end)
         out, lse = self._partial(
             self._by_head(self._q[tokens]), self._repeated(self._k[tokens]), self._repeated(self._v[tokens]),
@@ -105,7 +116,7 @@ class Cascade:
         )  # fmt: skip
         self._store(tokens, out, lse)
 
-    def _prefill_windowed(self, row: Windowed, window: int | None, chunk: int | None) -> None:
+    def _prefill_windowed(self, row: WindowSpan, window: int | None, chunk: int | None) -> None:
         tokens = slice(row.first, row.end)
         k, v = _read(self._keys, row.slots), _read(self._values, row.slots)
         query = torch.arange(row.start, row.start + row.end - row.first, device=k.device).unsqueeze(1)
@@ -117,7 +128,7 @@ class Cascade:
         )
         self._store(tokens, out, lse)
 
-    def _merge(self, span: Span) -> None:
+    def _merge(self, span: FullSpan) -> None:
         """Keys all of [first, end) see: tokens and query heads of a key head are the rows of one product."""
         tokens = span.end - span.first
         q = self._q[span.first : span.end].view(tokens, self._groups, self._repeat, -1).transpose(0, 1)
@@ -187,7 +198,7 @@ def plan_blocks(
 
 
 def attend_blocks(
-    q: Tensor, keys: Tensor, values: Tensor, visits: Sequence[BlockVisit], *, scale: float, partial: Partial
+    q: Tensor, keys: Tensor, values: Tensor, visits: Sequence[BlockVisit], *, scale: float, partial: PartialAttention
 ) -> tuple[Tensor, Tensor]:
     """Outputs [T, H, E] and log-sum-exps [T, H] (float32) of queries [T, H, D] over pools [N, G, D] and [N, G, E]."""
     tokens, heads, groups = q.shape[0], q.shape[1], keys.shape[1]

@@ -56,7 +56,7 @@ class ExtraWrite(NamedTuple):
     offset: int
 
 
-class Span(NamedTuple):
+class FullSpan(NamedTuple):
     """Tokens [first, end) of the step see all keys at `slots`."""
 
     first: int
@@ -65,7 +65,7 @@ class Span(NamedTuple):
     keys: int
 
 
-class Fresh(NamedTuple):
+class CausalSpan(NamedTuple):
     """Tokens [first, end) see each other causally: the step's own keys of one row, not read back from the pool."""
 
     first: int
@@ -73,7 +73,7 @@ class Fresh(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Gathered:
+class GatheredRows:
     """Short rows whose keys are gathered together: `width` tokens each, over `keys` keys each, both padded.
 
     tokens: [rows * width] places in the step (a slice if consecutive); padding repeats the row's last. real: which of them are
@@ -104,7 +104,7 @@ class Gathered:
         return self._masks[key]
 
 
-class Windowed(NamedTuple):
+class WindowSpan(NamedTuple):
     """Tokens [first, end) of one row at positions start, start+1, ... see part of the keys at `slots` (`oldest_visible`).
 
     `first_key` is the position of the first slot.
@@ -130,11 +130,11 @@ class AttentionPlan:
     tokens: int
     write_slots: Tensor
     write_tokens: Tensor | None  # which token each write takes; None: token i goes to write i
-    gathered: tuple[Gathered, ...]
-    fresh: tuple[Fresh, ...]
-    spans: tuple[Span, ...]
+    gathered: tuple[GatheredRows, ...]
+    fresh: tuple[CausalSpan, ...]
+    spans: tuple[FullSpan, ...]
     longest: int
-    _windows: dict[tuple[int | None, int | None], tuple[tuple[Gathered, ...], tuple[Windowed, ...]]] = field(
+    _windows: dict[tuple[int | None, int | None], tuple[tuple[GatheredRows, ...], tuple[WindowSpan, ...]]] = field(
         default_factory=dict
     )
 
@@ -146,7 +146,9 @@ class AttentionPlan:
         """Whether a layer with this window or chunk hides any key from any row of the step."""
         return (window is not None and window < self.longest) or (chunk is not None and chunk < self.longest)
 
-    def windowed(self, window: int | None, chunk: int | None) -> tuple[tuple[Gathered, ...], tuple[Windowed, ...]]:
+    def windowed(
+        self, window: int | None, chunk: int | None
+    ) -> tuple[tuple[GatheredRows, ...], tuple[WindowSpan, ...]]:
         """The same step for a layer that sees only part of the keys, see `oldest_visible`."""
         key = window, chunk
         if key not in self._windows:
@@ -162,9 +164,9 @@ class AttentionPlan:
             self._windows[key] = gathered, tuple(self._windowed_row(self.rows[i], firsts[i], begins[i]) for i in long)
         return self._windows[key]
 
-    def _windowed_row(self, row: QueryRow, first: int, begin: int) -> Windowed:
+    def _windowed_row(self, row: QueryRow, first: int, begin: int) -> WindowSpan:
         slots = as_slots(slots_of(row.pages, begin, row.end, self.page_size), self.device)
-        return Windowed(first, first + row.tokens, row.start, begin, slots)
+        return WindowSpan(first, first + row.tokens, row.start, begin, slots)
 
 
 def oldest_visible(position: Any, window: int | None, chunk: int | None) -> Any:
@@ -204,7 +206,7 @@ def plan_step(
         write_slots=_tensor(writes, device),
         write_tokens=None if tokens is None else _tensor(tokens, device),
         gathered=tuple(_gather(rows, firsts, members, begins, page_size, device) for members in short),
-        fresh=tuple(Fresh(firsts[i], firsts[i + 1]) for i in long),
+        fresh=tuple(CausalSpan(firsts[i], firsts[i + 1]) for i in long),
         spans=_histories(rows, long, firsts, page_size, device) + _levels(rows, shared, firsts, page_size, device),
         longest=max(row.end for row in rows),
     )
@@ -265,7 +267,7 @@ def _writes(
 
 def _histories(
     rows: Sequence[QueryRow], long: Sequence[int], firsts: Sequence[int], page_size: int, device: torch.device
-) -> tuple[Span, ...]:
+) -> tuple[FullSpan, ...]:
     """Own keys from before the step of rows that are not gathered."""
     return tuple(
         _span(firsts[i], firsts[i + 1], rows[i].pages, rows[i].own_start, rows[i].start, page_size, device)
@@ -280,7 +282,7 @@ def _levels(
     firsts: Sequence[int],
     page_size: int,
     device: torch.device,
-) -> tuple[Span, ...]:
+) -> tuple[FullSpan, ...]:
     return tuple(
         _span(firsts[s.first_row], firsts[s.end_row], rows[s.first_row].pages, s.start, s.end, page_size, device)
         for s in shared
@@ -290,8 +292,8 @@ def _levels(
 
 def _span(
     first: int, end: int, pages: Sequence[int], start: int, stop: int, page_size: int, device: torch.device
-) -> Span:
-    return Span(first, end, as_slots(slots_of(pages, start, stop, page_size), device), stop - start)
+) -> FullSpan:
+    return FullSpan(first, end, as_slots(slots_of(pages, start, stop, page_size), device), stop - start)
 
 
 def _short_rows(rows: Sequence[QueryRow], begins: Sequence[int]) -> list[list[int]]:
@@ -314,7 +316,7 @@ def _gather(
     device: torch.device,
     window: int | None = None,
     chunk: int | None = None,
-) -> Gathered:
+) -> GatheredRows:
     own = [slots_of(rows[i].pages, begins[i], rows[i].end, page_size) for i in members]
     width, keys = max(rows[i].tokens for i in members), max(map(len, own))
     slots = np.stack([np.concatenate([s, np.full(keys - len(s), s[-1])]) for s in own])
@@ -325,7 +327,7 @@ def _gather(
     hidden = (key[:, None] > query[:, :, None]) | (key[:, None] < oldest_visible(query, window, chunk)[:, :, None])
     tokens = (np.array([[firsts[i]] for i in members]) + step).reshape(-1)
     real = np.flatnonzero(np.arange(width) < counts)
-    return Gathered(
+    return GatheredRows(
         tokens=as_slots(tokens, device),
         real=None if len(real) == len(tokens) else _tensor(real, device),
         places=as_slots(tokens[real], device),

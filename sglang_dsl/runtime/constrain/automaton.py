@@ -18,13 +18,28 @@ from random import Random
 from threading import Lock
 
 from ...errors import ConstraintError
-from .grammar import NOTHING, WHITESPACE, Alt, Chars, CharSet, Expr, Grammar, Ref, Repeat, Seq, Text, alt, repeat, seq
+from .grammar import (
+    NOTHING,
+    WHITESPACE,
+    Alt,
+    Chars,
+    CharSet,
+    Expr,
+    Grammar,
+    LiteralText,
+    Ref,
+    Repeat,
+    Seq,
+    alt,
+    repeat,
+    seq,
+)
 
 
 def shortest(expr: Expr, rules: Mapping[str, float]) -> float:
     """Characters of the shortest match, given those of the rules; infinity if there is none."""
     match expr:
-        case Text(text):
+        case LiteralText(text):
             return len(text)
         case Chars():
             return 1
@@ -135,25 +150,25 @@ MAX_STATES = 20_000  # remembered at once; beyond, the memory is emptied and ref
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stack:
-    """`expr` is next, then `rest`. at: characters or parts done of a Text or Seq. low, high: how often a Repeat still comes."""
+class ParseStack:
+    """`expr` is next, then `rest`. at: characters or parts done of a LiteralText or Seq. low, high: how often a Repeat still comes."""
 
     expr: Expr
     at: int
     low: int
     high: int | None
-    rest: Stack | None
+    rest: ParseStack | None
     shortest: float  # characters of the shortest completion
 
 
 @dataclass(slots=True, eq=False)
-class State:
-    """tops: stacks whose next is a character (Text or Chars), in the grammar's order. accepting: the text may end here."""
+class AutomatonState:
+    """tops: stacks whose next is a character (LiteralText or Chars), in the grammar's order. accepting: the text may end here."""
 
-    tops: tuple[Stack, ...]
+    tops: tuple[ParseStack, ...]
     accepting: bool
-    steps: dict[str, State | None] = field(default_factory=dict)
-    by_match: dict[tuple[Stack, ...], State | None] = field(default_factory=dict)
+    steps: dict[str, AutomatonState | None] = field(default_factory=dict)
+    by_match: dict[tuple[ParseStack, ...], AutomatonState | None] = field(default_factory=dict)
 
 
 class Automaton:
@@ -163,11 +178,11 @@ class Automaton:
         self._grammar = grammar
         self._lengths = shortest_rules(grammar)
         self._lock = Lock()
-        self._stacks: dict[tuple[int, int, int, int | None, int], Stack] = {}
-        self._states: dict[tuple[frozenset[Stack], bool], State] = {}
+        self._stacks: dict[tuple[int, int, int, int | None, int], ParseStack] = {}
+        self._states: dict[tuple[frozenset[ParseStack], bool], AutomatonState] = {}
         self.start = self._closed([self._push(grammar.root, None)])
 
-    def step(self, state: State, character: str) -> State | None:
+    def step(self, state: AutomatonState, character: str) -> AutomatonState | None:
         """The state after one more character; None if it is not allowed.
 
         Raises:
@@ -179,7 +194,7 @@ class Automaton:
             with self._lock:
                 return self._step(state, character)
 
-    def _step(self, state: State, character: str) -> State | None:
+    def _step(self, state: AutomatonState, character: str) -> AutomatonState | None:
         if len(self._states) > MAX_STATES:
             self._forget()
         matching = tuple(top for top in state.tops if first_characters(top, character))
@@ -196,16 +211,16 @@ class Automaton:
         self._states.clear()
         self._stacks.clear()
 
-    def _advanced(self, top: Stack) -> Stack | None:
+    def _advanced(self, top: ParseStack) -> ParseStack | None:
         expr = top.expr
-        if isinstance(expr, Text) and top.at + 1 < len(expr.text):
+        if isinstance(expr, LiteralText) and top.at + 1 < len(expr.text):
             return self._stack(expr, top.at + 1, 0, None, top.rest)
         return top.rest
 
-    def _closed(self, stacks: Iterable[Stack | None]) -> State:
+    def _closed(self, stacks: Iterable[ParseStack | None]) -> AutomatonState:
         """The state of these stacks, with everything opened that stands in front of a character."""
-        tops: dict[Stack, None] = {}
-        seen: set[Stack] = set()
+        tops: dict[ParseStack, None] = {}
+        seen: set[ParseStack] = set()
         work = list(stacks)[::-1]
         accepting = False
         while work:
@@ -219,16 +234,16 @@ class Automaton:
                         f"the constraint can be read in more than {MAX_STACKS} ways at once",
                         hint="rewrite it so that each text has one reading; avoid nested repeats",
                     )
-                if isinstance(stack.expr, (Text, Chars)):
+                if isinstance(stack.expr, (LiteralText, Chars)):
                     tops[stack] = None
                 else:
                     work += self._opened(stack)[::-1]
         key = (frozenset(tops), accepting)
         if key not in self._states:
-            self._states[key] = State(tuple(tops), accepting)
+            self._states[key] = AutomatonState(tuple(tops), accepting)
         return self._states[key]
 
-    def _opened(self, stack: Stack) -> list[Stack | None]:
+    def _opened(self, stack: ParseStack) -> list[ParseStack | None]:
         """The stacks one stands for, one level further down."""
         rest = stack.rest
         match stack.expr:
@@ -248,25 +263,25 @@ class Automaton:
             case _:
                 raise TypeError(f"{stack.expr} has no inside")
 
-    def _again(self, stack: Stack) -> Stack:
+    def _again(self, stack: ParseStack) -> ParseStack:
         """What follows one more repetition. It stays on the stack with 0 left, so that one can see what a text is inside of."""
         high = None if stack.high is None else stack.high - 1
         return self._stack(stack.expr, 0, max(stack.low - 1, 0), high, stack.rest)
 
-    def _push(self, expr: Expr, rest: Stack | None) -> Stack:
+    def _push(self, expr: Expr, rest: ParseStack | None) -> ParseStack:
         low, high = (expr.low, expr.high) if isinstance(expr, Repeat) else (0, None)
         return self._stack(expr, 0, low, high, rest)
 
-    def _stack(self, expr: Expr, at: int, low: int, high: int | None, rest: Stack | None) -> Stack:
+    def _stack(self, expr: Expr, at: int, low: int, high: int | None, rest: ParseStack | None) -> ParseStack:
         key = (id(expr), at, low, high, id(rest))
         if key not in self._stacks:
             length = self._remaining(expr, at, low) + (rest.shortest if rest else 0)
-            self._stacks[key] = Stack(expr, at, low, high, rest, length)
+            self._stacks[key] = ParseStack(expr, at, low, high, rest, length)
         return self._stacks[key]
 
     def _remaining(self, expr: Expr, at: int, low: int) -> float:
         match expr:
-            case Text(text):
+            case LiteralText(text):
                 return len(text) - at
             case Seq(parts):
                 return sum(shortest(part, self._lengths) for part in parts[at:])
@@ -276,18 +291,18 @@ class Automaton:
                 return shortest(expr, self._lengths)
 
 
-def first_characters(top: Stack, character: str) -> bool:
-    """Whether this character may come next on a stack of `State.tops`."""
+def first_characters(top: ParseStack, character: str) -> bool:
+    """Whether this character may come next on a stack of `AutomatonState.tops`."""
     expr = top.expr
-    if isinstance(expr, Text):
+    if isinstance(expr, LiteralText):
         return expr.text[top.at] == character
     return isinstance(expr, Chars) and character in expr.chars
 
 
-def next_set(top: Stack) -> CharSet:
-    """The characters that may come next on a stack of `State.tops`."""
+def next_set(top: ParseStack) -> CharSet:
+    """The characters that may come next on a stack of `AutomatonState.tops`."""
     expr = top.expr
-    if isinstance(expr, Text):
+    if isinstance(expr, LiteralText):
         return CharSet.of(expr.text[top.at])
     if isinstance(expr, Chars):
         return expr.chars
@@ -307,7 +322,7 @@ def completion(automaton: Automaton, text: str, rng: Random, free_characters: in
     Raises:
         ValueError: nothing that begins with `text` satisfies the constraint.
     """
-    state: State | None = automaton.start
+    state: AutomatonState | None = automaton.start
     for character in text:
         state = automaton.step(state, character) if state else None
     if state is None:
@@ -323,11 +338,11 @@ def completion(automaton: Automaton, text: str, rng: Random, free_characters: in
     return "".join(written)
 
 
-def _ends(state: State, rng: Random, *, hurry: bool) -> bool:
+def _ends(state: AutomatonState, rng: Random, *, hurry: bool) -> bool:
     return state.accepting and (hurry or not state.tops or rng.random() < 1 / (1 + _CLASS_WEIGHT))
 
 
-def _chosen(state: State, rng: Random, *, hurry: bool) -> Stack:
+def _chosen(state: AutomatonState, rng: Random, *, hurry: bool) -> ParseStack:
     """A way to go on; white space only where there is no other."""
     tops = [top for top in state.tops if next_set(top) != WHITESPACE] or list(state.tops)
     if hurry:
@@ -335,7 +350,7 @@ def _chosen(state: State, rng: Random, *, hurry: bool) -> Stack:
     return rng.choices(tops, [_CLASS_WEIGHT if isinstance(top.expr, Chars) else 1 for top in tops])[0]
 
 
-def _character(top: Stack, rng: Random) -> str:
+def _character(top: ParseStack, rng: Random) -> str:
     members = _legible(next_set(top))
     return members.character(rng.randrange(len(members)))
 

@@ -15,8 +15,21 @@ from typing import Self
 from ...errors import ConstraintError
 from ...ir.execution import ConstraintReport
 from ...ir.specs import ConstraintSpec
-from .automaton import Automaton, State, completion, next_set
-from .grammar import LIMITS, Alt, Expr, Finding, Grammar, Ref, Repeat, Seq, Text, check_size, load_json, one_of
+from .automaton import Automaton, AutomatonState, completion, next_set
+from .grammar import (
+    LIMITS,
+    Alt,
+    Expr,
+    Grammar,
+    LiteralText,
+    Ref,
+    Repeat,
+    SchemaWeakness,
+    Seq,
+    check_size,
+    load_json,
+    one_of,
+)
 from .json_schema import schema_grammar
 from .regex import regex_grammar
 
@@ -73,7 +86,7 @@ class PythonMatcher:
         return copy
 
     @property
-    def place(self) -> tuple[State, bytes]:
+    def place(self) -> tuple[AutomatonState, bytes]:
         """Where it stands: the automaton's state, and the bytes of a character that has begun."""
         return self._state, self._pending
 
@@ -90,7 +103,7 @@ class PythonMatcher:
     def forced_text(self) -> str:
         """The text that has to follow, up to the next place where there is a choice; "" inside a character."""
         forced: list[str] = []
-        state: State | None = self._state
+        state: AutomatonState | None = self._state
         while state and not self._pending and not state.accepting and len(forced) < MAX_FORCED:
             character = _only_character(state)
             if character is None:
@@ -99,15 +112,15 @@ class PythonMatcher:
             state = self._automaton.step(state, character)
         return "".join(forced)
 
-    def _walk(self, text: str) -> State | None:
-        state: State | None = self._state
+    def _walk(self, text: str) -> AutomatonState | None:
+        state: AutomatonState | None = self._state
         for character in text:
             if state is None:
                 return None
             state = self._automaton.step(state, character)
         return state
 
-    def _after(self, piece: bytes) -> tuple[State, bytes] | None:
+    def _after(self, piece: bytes) -> tuple[AutomatonState, bytes] | None:
         data = self._pending + piece
         whole = len(data) - _open_bytes(data)
         try:
@@ -120,7 +133,7 @@ class PythonMatcher:
         return state, tail
 
 
-def _only_character(state: State) -> str | None:
+def _only_character(state: AutomatonState) -> str | None:
     """The one character that may come next, if there is just one."""
     sets = [next_set(top) for top in state.tops]
     if any(len(s) > 1 for s in sets):
@@ -139,7 +152,7 @@ def _open_bytes(data: bytes) -> int:
     return 0
 
 
-def _completable(state: State, tail: bytes) -> bool:
+def _completable(state: AutomatonState, tail: bytes) -> bool:
     """Whether some allowed character begins with these bytes."""
     length = next(length for low, high, length in _REPLACEMENT_LENGTHS if low <= tail[0] <= high)
     second_low, second_high = _SECOND_BYTE.get(tail[0], (0x80, 0xBF))
@@ -264,7 +277,7 @@ def audit(spec: ConstraintSpec, count_tokens: Callable[[str], int] | None = None
     return ConstraintReport(forced_tokens=tokens, findings=tuple(map(str, findings(spec))))
 
 
-def findings(spec: ConstraintSpec) -> tuple[Finding, ...]:
+def findings(spec: ConstraintSpec) -> tuple[SchemaWeakness, ...]:
     """What the constraint's grammar does not say exactly. Keywords that cannot be enforced are listed, not refused.
 
     Raises:
@@ -293,7 +306,7 @@ def mandatory_texts(grammar: Grammar) -> tuple[str, ...]:
 
 def _mandatory(expr: Expr, rules: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     match expr:
-        case Text(text):
+        case LiteralText(text):
             return (text,)
         case Seq(parts):
             return tuple(text for part in parts for text in _mandatory(part, rules))

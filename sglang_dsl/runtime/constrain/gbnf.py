@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ...errors import ConstraintError
-from .automaton import Stack, State
+from .automaton import AutomatonState, ParseStack
 from .grammar import (
     LIMITS,
     MAX_CODE_POINT,
@@ -25,10 +25,10 @@ from .grammar import (
     CharSet,
     Expr,
     Grammar,
+    LiteralText,
     Ref,
     Repeat,
     Seq,
-    Text,
     alt,
     repeat,
     seq,
@@ -70,7 +70,7 @@ class _Printer:
 
     def _expr(self, expr: Expr) -> str:
         match expr:
-            case Text(text):
+            case LiteralText(text):
                 return '"' + "".join(map(_quoted, text)) + '"'
             case Chars(chars):
                 return _class(chars)
@@ -184,7 +184,7 @@ def relaxed(grammar: Grammar, reach: int) -> Grammar:
     return Grammar(root, rules)
 
 
-def string_place(state: State) -> StringPlace | None:
+def string_place(state: AutomatonState) -> StringPlace | None:
     """The string the automaton is inside of. There is at most one where bounds were left out (`relaxed` sees to that)."""
     plain = any(top.expr is PLAIN_CHARACTER for top in state.tops)
     for top in state.tops:
@@ -194,13 +194,13 @@ def string_place(state: State) -> StringPlace | None:
     return None
 
 
-def only_a_quote_fits(state: State) -> bool:
+def only_a_quote_fits(state: AutomatonState) -> bool:
     """Whether the next character can only be `"`, as at the end of a string that is full."""
     tops = state.tops
-    return not state.accepting and all(isinstance(t.expr, Text) and t.expr.text[t.at] == _QUOTE for t in tops)
+    return not state.accepting and all(isinstance(t.expr, LiteralText) and t.expr.text[t.at] == _QUOTE for t in tops)
 
 
-def _string_frame(top: Stack) -> Stack | None:
+def _string_frame(top: ParseStack) -> ParseStack | None:
     frame = top.rest
     for _ in range(_ESCAPE_FRAMES):
         if frame is None:
@@ -275,7 +275,7 @@ def _competes(expr: Expr, openings: Mapping[str, _Opening], reach: int) -> bool:
 
 def _opening(expr: Expr, rules: Mapping[str, _Opening], reach: int) -> _Opening:
     match expr:
-        case Text(text):
+        case LiteralText(text):
             return _Opening(quote=text[0] == _QUOTE)
         case Chars(chars):
             return _Opening(quote=_QUOTE in chars)
@@ -298,7 +298,10 @@ def _first_of(parts: tuple[Expr, ...], rules: Mapping[str, _Opening], reach: int
     for i, part in enumerate(parts):
         opening = _opening(part, rules, reach)
         string = (
-            isinstance(part, Text) and part.text == _QUOTE and i + 1 < len(parts) and _is_bounded(parts[i + 1], reach)
+            isinstance(part, LiteralText)
+            and part.text == _QUOTE
+            and i + 1 < len(parts)
+            and _is_bounded(parts[i + 1], reach)
         )
         met = _Opening(met.quote or opening.quote, met.bounded or opening.bounded or string)
         if not opening.empty:

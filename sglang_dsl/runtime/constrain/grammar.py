@@ -128,7 +128,7 @@ ASCII_CLASSES = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Text:
+class LiteralText:
     """Exactly this text (not empty)."""
 
     text: str
@@ -171,7 +171,7 @@ class Ref:
     name: str
 
 
-Expr: TypeAlias = Text | Chars | Seq | Alt | Repeat | Ref
+Expr: TypeAlias = LiteralText | Chars | Seq | Alt | Repeat | Ref
 
 EMPTY = Seq(())
 NOTHING = Alt(())
@@ -187,7 +187,7 @@ class Grammar:
 
 def text(value: str) -> Expr:
     """This text; `EMPTY` for the empty one."""
-    return Text(value) if value else EMPTY
+    return LiteralText(value) if value else EMPTY
 
 
 def chars(members: CharSet) -> Expr:
@@ -202,8 +202,8 @@ def seq(*parts: Expr) -> Expr:
         for piece in part.parts if isinstance(part, Seq) else (part,):
             if piece is NOTHING:
                 return NOTHING
-            if flat and isinstance(piece, Text) and isinstance(last := flat[-1], Text):
-                flat[-1] = Text(last.text + piece.text)
+            if flat and isinstance(piece, LiteralText) and isinstance(last := flat[-1], LiteralText):
+                flat[-1] = LiteralText(last.text + piece.text)
             else:
                 flat.append(piece)
     if not flat:
@@ -420,7 +420,7 @@ def _no_constant(name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SchemaWeakness:
     """One keyword that the grammar does not say exactly.
 
     path: JSON pointer of the schema that holds it. severity `narrows`: every output is still valid, some valid values are never

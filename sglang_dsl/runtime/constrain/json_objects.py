@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .automaton import Automaton, State, next_set
+from .automaton import Automaton, AutomatonState, next_set
 from .grammar import (
     EMPTY,
     LIMITS,
@@ -18,10 +18,10 @@ from .grammar import (
     CharSet,
     Expr,
     Grammar,
+    LiteralText,
     Ref,
     Repeat,
     Seq,
-    Text,
     alt,
     optional,
     repeat,
@@ -254,7 +254,7 @@ def counted(values: Expr, low: int, high: int | None, path: str, rules: dict[str
     return Ref(f"{name} 0")
 
 
-def _branches(automaton: Automaton, state: State) -> list[tuple[CharSet, State]]:
+def _branches(automaton: Automaton, state: AutomatonState) -> list[tuple[CharSet, AutomatonState]]:
     """The characters that may follow, grouped by where they lead."""
     groups: list[CharSet] = []
     for top in state.tops:
@@ -279,7 +279,7 @@ def _span(expr: Expr) -> tuple[int, int | None]:
     match expr:
         case Chars():
             return 1, 1
-        case Text(text):
+        case LiteralText(text):
             return (1, 1) if text.startswith("\\") and len(text) > 1 else (len(text), len(text))
         case Alt(options):
             spans = [_span(option) for option in options]

@@ -21,9 +21,9 @@ from .grammar import (
     Chars,
     CharSet,
     Expr,
-    Finding,
     Grammar,
     Ref,
+    SchemaWeakness,
     alt,
     load_json,
     one_of,
@@ -110,7 +110,7 @@ class SchemaGrammar:
     """The grammar of a schema and what it does not say exactly."""
 
     grammar: Grammar
-    findings: tuple[Finding, ...]
+    findings: tuple[SchemaWeakness, ...]
 
 
 def schema_grammar(source: str, max_whitespace: int | None, *, strict: bool = True) -> SchemaGrammar:
@@ -137,7 +137,7 @@ class _Compiler:
     """Compiles one document. Referenced schemas become rules, each compiled once."""
 
     def __init__(self, document: Schema, max_whitespace: int | None) -> None:
-        self.findings: list[Finding] = []
+        self.findings: list[SchemaWeakness] = []
         self._document = document
         self._refs = Refs(document)
         self._rules: dict[str, Expr] = {}
@@ -381,7 +381,7 @@ class _Compiler:
         return f"{path} {len(self._rules)}"
 
     def _find(self, path: str, keyword: str, severity: Any, detail: str) -> None:
-        self.findings.append(Finding(path, keyword, severity, detail))
+        self.findings.append(SchemaWeakness(path, keyword, severity, detail))
 
 
 def _spelled(value: Any) -> str:

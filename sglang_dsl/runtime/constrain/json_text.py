@@ -18,8 +18,8 @@ from .grammar import (
     Chars,
     CharSet,
     Expr,
+    LiteralText,
     Seq,
-    Text,
     alt,
     chars,
     optional,
@@ -59,7 +59,7 @@ def _unicode_escape() -> Expr:
 
 
 PLAIN_CHARACTER = Chars(PLAIN)
-_WAYS = (PLAIN_CHARACTER, Seq((Text("\\"), alt(Chars(CharSet.of('"\\/bfnrt')), _unicode_escape()))))
+_WAYS = (PLAIN_CHARACTER, Seq((LiteralText("\\"), alt(Chars(CharSet.of('"\\/bfnrt')), _unicode_escape()))))
 CHARACTER = Alt(_WAYS)  # whole strings are made of this very object, patterns of another (see `gbnf.py`)
 _ANY_WRITTEN = Alt(_WAYS)
 

@@ -2,7 +2,7 @@
 
 transformers stays the judge. Everything the decoder needs to know beside the weights is read from transformers' own model
 (`llama_shape`, rotary frequencies included), it is compared with that model's plain forward before it serves, and the shape is
-remembered with the check (`keep.Keep`). A later process that finds the check builds the decoder from the remembered shape and
+remembered with the check (`weights.KeptWeights`). A later process that finds the check builds the decoder from the remembered shape and
 the weights, and saves the seconds that importing transformers costs. Whatever is not exactly a plain Llama is none.
 
 Source: transformers, models/llama/modeling_llama.py; the order of operations and of roundings is kept.

@@ -21,7 +21,7 @@ from .adapter import Decoder, KvPool, LayerShape, PackedModel, StepModel, TiledM
 from .llama import LlamaDecoder, LlamaShape, llama_shape
 from .options import DEFAULT_KV_BYTES, ModelOptions, default_threads, prepare_process
 from .positions import PackedPositions, context_tokens, refuse_unknown, thresholds
-from .weights import Keep, read_folder, shown, stored_tensors
+from .weights import KeptWeights, read_folder, shown, stored_tensors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -75,7 +75,7 @@ def watched_linears(module: nn.Module) -> Iterator[set[nn.Module]]:
     plain = [child for child in module.modules() if type(child) is nn.Linear]
     read: set[nn.Module] = set()
 
-    class Watched(nn.Linear):
+    class WatchedLinear(nn.Linear):
         """A linear whose own forward goes around its attributes."""
 
         def forward(self, x: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def watched_linears(module: nn.Module) -> Iterator[set[nn.Module]]:
             return super().__getattr__(name)
 
     for child in plain:
-        child.__class__ = Watched
+        child.__class__ = WatchedLinear
     try:
         yield read
     finally:
@@ -121,7 +121,7 @@ class LoadedModel:
 
 
 def load_model(path: Path, options: ModelOptions, *, fingerprint: str, keep: bool = False) -> LoadedModel:
-    """Load a `.gguf` file or a Hugging Face folder. keep: leave for the next process what need not be done again (`Keep`).
+    """Load a `.gguf` file or a Hugging Face folder. keep: leave for the next process what need not be done again (`KeptWeights`).
 
     Raises:
         ModelLoadError: damaged, unknown or unsupported; SelfCheckError: it would compute something else than it should.
@@ -132,8 +132,8 @@ def load_model(path: Path, options: ModelOptions, *, fingerprint: str, keep: boo
         device = choose_device(options.device)
         dtype = choose_dtype(options, device)
         facts = f"{options} {device} {torch.get_num_threads() if options.batch_invariant else ''}"
-        kept = Keep(fingerprint, facts) if keep else None
-        weights = Keep(fingerprint, str(dtype)) if keep else None
+        kept = KeptWeights(fingerprint, facts) if keep else None
+        weights = KeptWeights(fingerprint, str(dtype)) if keep else None
         if kept is not None:
             known = _reopened(path, options, kept, weights, dtype=dtype, device=device, fingerprint=fingerprint)
             if known is not None:
@@ -146,8 +146,8 @@ def load_model(path: Path, options: ModelOptions, *, fingerprint: str, keep: boo
 def _reopened(
     path: Path,
     options: ModelOptions,
-    keep: Keep,
-    weights: Keep | None,
+    keep: KeptWeights,
+    weights: KeptWeights | None,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -202,7 +202,7 @@ def named_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def read_model(path: Path, dtype: torch.dtype, keep: Keep | None = None) -> PreTrainedModel:
+def read_model(path: Path, dtype: torch.dtype, keep: KeptWeights | None = None) -> PreTrainedModel:
     """The transformers model itself, as it is used anywhere else; what this engine is compared with.
 
     Raises:
@@ -217,7 +217,7 @@ def serve(
     options: ModelOptions,
     *,
     fingerprint: str,
-    keep: Keep | None = None,
+    keep: KeptWeights | None = None,
     path: Path | None = None,
 ) -> LoadedModel:
     """Make a transformers model compute steps. It is changed (linears packed, attention bound) and must not be used again.
@@ -415,7 +415,7 @@ def choose_dtype(options: ModelOptions, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if computes_bfloat16() else torch.float32
 
 
-def _read_gguf(path: Path, dtype: torch.dtype, keep: Keep | None) -> PreTrainedModel:
+def _read_gguf(path: Path, dtype: torch.dtype, keep: KeptWeights | None) -> PreTrainedModel:
     from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
@@ -443,7 +443,7 @@ def _read_gguf(path: Path, dtype: torch.dtype, keep: Keep | None) -> PreTrainedM
     return model
 
 
-def _gguf_state(path: Path, dtype: torch.dtype, keep: Keep | None) -> dict[str, Tensor]:
+def _gguf_state(path: Path, dtype: torch.dtype, keep: KeptWeights | None) -> dict[str, Tensor]:
     """The file's weights, as they were kept if they were."""
 
     def read() -> dict[str, Tensor]:

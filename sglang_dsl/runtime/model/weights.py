@@ -165,7 +165,7 @@ _LIBRARIES = ("torch", "transformers", "numpy", "gguf", "safetensors")
 _SUM = "crc32"
 
 
-class Keep:
+class KeptWeights:
     """The kept files of one model, opened in one way. `facts`: what its weights and its check depend on beside the code."""
 
     def __init__(self, fingerprint: str, facts: str, folder: Path | None = None) -> None:

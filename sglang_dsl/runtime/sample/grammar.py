@@ -84,12 +84,12 @@ class TokenTable:
         return torch.from_numpy(np.packbits(bits.numpy(), bitorder="little").view(np.int32))
 
 
-class Trail(NamedTuple):
+class BoundedPosition(NamedTuple):
     """Where a text stands with all its bounds: the exact matcher, the last bytes, and the trail before the last token."""
 
     exact: PythonMatcher
     tail: bytes
-    before: Trail | None
+    before: BoundedPosition | None
 
 
 class LengthBounds:
@@ -99,18 +99,18 @@ class LengthBounds:
         self._automaton = automaton
         self._tokens = tokens
 
-    def start(self) -> Trail:
+    def start(self) -> BoundedPosition:
         """The trail of the empty text."""
-        return Trail(PythonMatcher(self._automaton, self._tokens.token_bytes), b"", None)
+        return BoundedPosition(PythonMatcher(self._automaton, self._tokens.token_bytes), b"", None)
 
-    def step(self, trail: Trail, token_id: int) -> Trail | None:
+    def step(self, trail: BoundedPosition, token_id: int) -> BoundedPosition | None:
         """The trail after one more token; None if the bounds do not allow it."""
         exact = trail.exact.fork()
         if not exact.accept(token_id):
             return None
-        return Trail(exact, (trail.tail + self._tokens.token_bytes(token_id))[-_TAIL_BYTES:], trail)
+        return BoundedPosition(exact, (trail.tail + self._tokens.token_bytes(token_id))[-_TAIL_BYTES:], trail)
 
-    def cut(self, row: Tensor, trail: Trail) -> None:
+    def cut(self, row: Tensor, trail: BoundedPosition) -> None:
         """Take from a mask row what the bounds forbid at the end of the trail. Stop tokens are left as they are."""
         state, begun = trail.exact.place
         place = string_place(state)
@@ -165,7 +165,9 @@ class GrammarMatcher:
 
     __slots__ = ("_compiled", "_matcher", "_trail")
 
-    def __init__(self, compiled: CompiledGrammar, matcher: xgrammar.GrammarMatcher, trail: Trail | None) -> None:
+    def __init__(
+        self, compiled: CompiledGrammar, matcher: xgrammar.GrammarMatcher, trail: BoundedPosition | None
+    ) -> None:
         self._compiled = compiled
         self._matcher = matcher
         self._trail = trail

@@ -50,7 +50,7 @@ class TokenMatcher(Matcher, Protocol):
         """
 
 
-class CompiledConstraint(Protocol):
+class TokenConstraint(Protocol):
     """A constraint over one vocabulary, shared by all sequences that ask for it."""
 
     def matcher(self) -> TokenMatcher:
@@ -60,7 +60,7 @@ class CompiledConstraint(Protocol):
 class Compilation(Protocol):
     """A future of a compiled constraint; raises ConstraintError."""
 
-    def result(self) -> CompiledConstraint:
+    def result(self) -> TokenConstraint:
         """Wait for it."""
 
     def exception(self) -> BaseException | None:

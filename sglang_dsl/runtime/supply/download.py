@@ -171,7 +171,7 @@ class Progress(Protocol):
         """`stage` ("download", "unpack") has come so far."""
 
 
-class Silent:
+class NoProgress:
     """Shows nothing."""
 
     def notice(self, text: str) -> None:
@@ -245,7 +245,7 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     entry = CATALOGUE.get(name)
     if entry is None:
         raise ModelNotFoundError(f"the catalogue has no model {name!r}", hint=f"one of {', '.join(sorted(CATALOGUE))}")
-    return pull_entry(entry, progress or Silent())
+    return pull_entry(entry, progress or NoProgress())
 
 
 def pull_entry(entry: CatalogueEntry, progress: Progress) -> Path:

@@ -128,7 +128,7 @@ def _opened(name: str | PathLike[str], options: ModelOptions | None, config: Eng
 
         text = load_text(files.path, files.fingerprint)
         model = load_model(files.path, options or ModelOptions(), fingerprint=files.fingerprint, keep=True)
-        compiler = FirstUse(partial(_grammar_pool, text.tokenizer, model.vocab_size))
+        compiler = LazyConstraintCompiler(partial(_grammar_pool, text.tokenizer, model.vocab_size))
         worker = TorchWorker(model, text.tokenizer, compiler, name=files.name)
         return Engine(worker, text, config=config, audit=audit)
 
@@ -151,7 +151,7 @@ def _grammar_pool(tokenizer: Tokenizer, vocab_size: int) -> ConstraintCompiler:
     return GrammarPool(tokenizer, vocab_size)
 
 
-class FirstUse:
+class LazyConstraintCompiler:
     """A constraint compiler that is made when the first constraint comes: most runs of a small script have none."""
 
     def __init__(self, make: Callable[[], ConstraintCompiler]) -> None:

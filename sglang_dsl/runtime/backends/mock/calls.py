@@ -22,7 +22,7 @@ from ...constrain.compile import compile_constraint
 from ...schedule.request import GenerateRequest, GenerateResult, Label, Request, Result
 
 
-class Shows(Protocol):
+class ShowsTokens(Protocol):
     """Who can show token ids."""
 
     def show(self, token_ids: Sequence[int]) -> str:
@@ -37,7 +37,7 @@ class Call:
     """
 
     request: Request
-    tokenizer: Shows
+    tokenizer: ShowsTokens
     choices: tuple[str, ...] = ()
     result: Result | Exception | None = None
     deltas: list[str] = field(default_factory=list)

@@ -24,7 +24,18 @@ from ...schedule.request import Request, Result, ScoreRequest, ScoreResult, Sink
 from ...text.tokenizer import ChatTemplate
 from ..interpreted import InterpretedExecutor
 from .calls import Call, CallLog, Calls, Piece, Reply, echo, pieces, token_logprob, valid
-from .script import Failing, Function, Policy, Scored, Scores, Script, ScriptLike, left_over, script_of, unscripted
+from .script import (
+    FailingCalls,
+    Policy,
+    ReplyFunction,
+    ScoredSelects,
+    Scores,
+    Script,
+    ScriptLike,
+    left_over,
+    script_of,
+    unscripted,
+)
 from .worker import CostModel, LanguageModel, MockText, MockTokenizer, MockWorker
 
 Answer = Callable[[Call], Reply | None]
@@ -282,11 +293,11 @@ def mock(
     if unscripted is None:
         alone = fail_if is not None and script is None and emits is None
         unscripted = "echo" if alone or policy == "echo" else "error"
-    found = Function(_emitting(emits)) if emits is not None else script_of(script, policy)
+    found = ReplyFunction(_emitting(emits)) if emits is not None else script_of(script, policy)
     if scores is not None:
-        found = Scored(scores, found)
+        found = ScoredSelects(scores, found)
     if fail_if is not None:
-        found = Failing(fail_if, found)
+        found = FailingCalls(fail_if, found)
     tokenizer = MockTokenizer()
     info = WorkerInfo(
         model="mock",

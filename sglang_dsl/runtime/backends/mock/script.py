@@ -46,10 +46,10 @@ class Script(Protocol):
         """Names it knows, for near misses."""
 
 
-class Queue:
+class ReplyQueue:
     """Replies in order; then an error, the whole list again, or the last one for ever.
 
-    The order is that of the program, not of who asks first: see `Places`. A call whose place lies behind the end of the list
+    The order is that of the program, not of who asks first: see `CallNumbers`. A call whose place lies behind the end of the list
     (siblings that call unequally often) takes the first reply that is left.
     """
 
@@ -58,7 +58,7 @@ class Queue:
             raise ScriptError("a script without replies", hint="give at least one reply, or no script at all")
         self._replies = list(replies)
         self._policy = policy
-        self._places = Places()
+        self._places = CallNumbers()
         self._left = dict.fromkeys(range(len(replies)))
 
     def answer(self, call: Call) -> Reply | None:
@@ -86,7 +86,7 @@ class Queue:
         return ()
 
 
-class Places:
+class CallNumbers:
     """Which call is the how-manieth, whoever of several siblings asks first.
 
     Siblings (branches of a fork, items of a map or a batch) take turns in rounds: first the first call of each, in order, then
@@ -160,7 +160,7 @@ class _Line:
         self.regions: dict[str, _Region] = {}
 
 
-class ByName:
+class RepliesByName:
     """A reply, or a queue of them, per name or node id."""
 
     def __init__(self, replies: Mapping[str, Any], policy: Policy = "strict") -> None:
@@ -168,7 +168,7 @@ class ByName:
             if not isinstance(name, str):
                 raise ScriptError(f"a script has the name {shown(name)}, which is no text", hint='{"answer": ...}')
         self._queues = {
-            name: Queue(reply, policy) if isinstance(reply, list) else Queue([reply], "last")
+            name: ReplyQueue(reply, policy) if isinstance(reply, list) else ReplyQueue([reply], "last")
             for name, reply in replies.items()
         }
 
@@ -241,7 +241,7 @@ class Rules:
         return ()
 
 
-class Function:
+class ReplyFunction:
     """A function of the call."""
 
     def __init__(self, function: Answerer) -> None:
@@ -287,7 +287,7 @@ class _Around:
         return self._script.names()
 
 
-class Failing(_Around):
+class FailingCalls(_Around):
     """Calls whose prompt contains a text fail."""
 
     def __init__(self, text: str, script: Script) -> None:
@@ -299,7 +299,7 @@ class Failing(_Around):
         return fails(f"the prompt contains {self._text!r}") if self._text in call.prompt else super().answer(call)
 
 
-class Scored(_Around):
+class ScoredSelects(_Around):
     """Selects the script does not answer are scored by a table or a function."""
 
     def __init__(self, scores: Scores, script: Script) -> None:
@@ -318,7 +318,7 @@ class Scored(_Around):
         return None if table is None else reply_of(table, call)
 
 
-class Nothing:
+class EmptyScript:
     """No script: whatever is asked is unscripted."""
 
     def answer(self, call: Call) -> Reply | None:
@@ -342,9 +342,9 @@ def script_of(script: ScriptLike, policy: Policy = "strict") -> Script:
     """What a user passes, as a Script. Raises ScriptError for what is none."""
     match script:
         case None:
-            return Nothing()
+            return EmptyScript()
         case Mapping():
-            return ByName(script, policy)
+            return RepliesByName(script, policy)
         case str() | bytes():
             raise ScriptError(
                 "a script is not a single text", hint="pass a list of replies, a dict by name, or a function"
@@ -354,9 +354,9 @@ def script_of(script: ScriptLike, policy: Policy = "strict") -> Script:
                 raise ScriptError("a script mixes rules and replies", hint="Rule(when=lambda call: True, reply=...)")
             return Rules(entries)
         case Sequence():
-            return Queue(script, policy)
+            return ReplyQueue(script, policy)
     if callable(script):
-        return Function(script)
+        return ReplyFunction(script)
     if isinstance(script, Script):
         return script
     raise ScriptError(

@@ -141,7 +141,7 @@ class MockText:
 _SILENT = Piece("")  # a token that the script says nothing about: silence, a word of a text, the end
 
 
-class Playing:
+class ReplyPlayback:
     """One sequence, and the reply that it says. Owner: the worker.
 
     masked: where the reply breaks its constraint, it is cut and completed by an allowed text, as a model's would be.
@@ -270,7 +270,7 @@ class MockWorker:
         self.replies: dict[
             str, Reply
         ] = {}  # by request: what it will be answered once it runs; any thread adds and removes
-        self._playing: dict[int, Playing] = {}
+        self._playing: dict[int, ReplyPlayback] = {}
 
     def prepare(self, constraint: ConstraintSpec) -> Future[None]:
         """See `Worker`: at once, on the caller's thread."""
@@ -294,9 +294,9 @@ class MockWorker:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _open(self, opened: OpenSequence) -> Playing:
+    def _open(self, opened: OpenSequence) -> ReplyPlayback:
         reply = self.replies.get(opened.request_id) or Reply()
-        playing = Playing(opened, reply, self._tokenizer, masked=self._masked)
+        playing = ReplyPlayback(opened, reply, self._tokenizer, masked=self._masked)
         for token_id in opened.generated:
             playing.replay(token_id)
         return playing
