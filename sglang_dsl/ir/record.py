@@ -125,12 +125,17 @@ def _redacted(data: Any, redact: Redact) -> Any:
 
 def save_text(path: Path, text: str) -> None:
     """Write a file; it appears whole or not at all. Raises OSError."""
-    aside = path.with_name(f".{path.name[:100]}.{os.getpid()}.part")
+    aside = aside_of(path)
     try:
-        aside.write_text(text, encoding="utf-8")
+        aside.write_text(text, encoding="utf-8", errors="surrogatepass")
         aside.replace(path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def aside_of(path: Path) -> Path:
+    """Where a file is written before it takes its place."""
+    return path.with_name(f".{path.name[:100]}.{os.getpid()}.part")
 
 
 def load_text(path: Path, kind: StoredKind) -> str:

@@ -9,11 +9,11 @@ import re
 import pytest
 from rich.console import Console
 
+from sglang_dsl.cli.output import live, table
 from sglang_dsl.errors import SpecError
 from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.metrics import SECONDS, Histogram, render
-from sglang_dsl.runtime.engine.top import live, table
 
 GREEDY = SamplingSpec(temperature=0)
 
