@@ -19,7 +19,7 @@ from .output import (
     FAILED,
     INTERRUPTED,
     Files,
-    Watched,
+    Observable,
     live,
     output_lost,
     print_finished,
@@ -135,7 +135,7 @@ def _top() -> AbstractContextManager[None]:
 
     executor = resolve(settled(None).backend)
     engine = getattr(executor, "engine", None) or (executor.target if isinstance(executor, HasTarget) else None)
-    if not isinstance(engine, Watched):
+    if not isinstance(engine, Observable):
         raise SpecError(f"backend {executor.name!r} has no engine to watch", hint="--top works with local and mock")
     return live(engine)
 

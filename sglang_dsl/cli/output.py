@@ -208,7 +208,7 @@ _STEP_PARTS: dict[HistogramName, str] = {"schedule_s": "schedule", "worker_s": "
 
 
 @runtime_checkable
-class Watched(Protocol):
+class Observable(Protocol):
     """What can be shown: an Engine."""
 
     def snapshot(self) -> EngineSnapshot:
@@ -219,7 +219,7 @@ class Watched(Protocol):
 
 
 @contextmanager
-def live(engine: Watched, console: Console | None = None, *, per_second: float = 2.0) -> Iterator[None]:
+def live(engine: Observable, console: Console | None = None, *, per_second: float = 2.0) -> Iterator[None]:
     """Show the table while the block runs, and leave its last state on the screen.
 
     Args:
