@@ -37,9 +37,9 @@ from typing import (
 from uuid import UUID
 
 from ..errors import FormatError, GraphError, InvalidValueError
+from ..ir.expressions import is_data
 from ..ir.nodes import Json
 from ..ir.operations import jsonable
-from ..ir.semantics import is_data
 from ..ir.specs import spelled
 from .outputs import adapter_of, named
 

@@ -17,7 +17,7 @@ from ..errors import DeadlineError, Origin, ProgramError, UnresolvedError
 from ..ir.execution import Outcome, Run, on_loop
 from ..ir.graph import Graph
 from ..ir.nodes import Constant, DictOf, Expression, Node, Objects, Piece, Plain
-from ..ir.semantics import same
+from ..ir.semantics import same, taken_by
 from ..ir.specs import DEFAULT_MAX_DEPTH
 from .bindings import Bound, Local
 from .call_sites import Site, Sites, caller_origin
@@ -34,15 +34,16 @@ def run_switch(
     cursor: Cursor, bound: Bound, value: Any, arms: Mapping[Any, Body], default: Body | None, site: Site
 ) -> Any:
     """Run the arm of `value`, by the rule of the graph. Raises ProgramError where no arm takes it."""
-    body = next((body for key, body in arms.items() if same(key, value)), default)
-    if body is None:
+    bodies = [*arms.values(), *([] if default is None else [default])]
+    taken = taken_by(value, [*((key,) for key in arms), None][: len(bodies)])
+    if taken is None:
         raise ProgramError(
             f"no arm of the switch takes {value!r}; arms: {', '.join(map(repr, arms))}",
             hint="add the arm, or default=",
             origin=site.origin,
         )
     with decided_by(cursor.line, bound):
-        return no_coroutine(body(cursor), "an arm of the switch", site.origin)
+        return no_coroutine(bodies[taken](cursor), "an arm of the switch", site.origin)
 
 
 @contextmanager

@@ -1,12 +1,12 @@
-"""What the graph says ahead of a run: who shares what, what comes next, what can run together, what takes longest.
+"""What the graph says ahead of a run: which calls can run together, and what takes longest.
 
-All of it is networkx over two relations: the context tree (whose text is my prefix) and the dependencies (what has to
-exist before I can run). Sub-graphs are looked at through the node that holds them.
+All of it is networkx over the dependencies: what has to exist before a node can run. Sub-graphs are looked at through
+the node that holds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,34 +18,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Prefix:
-    """A stretch of context without a branching in it. Its text is in the prompts of `calls`."""
-
-    nodes: tuple[str, ...]
-    calls: tuple[str, ...]
-
-    @property
-    def id(self) -> str:
-        """The id of its first node."""
-        return self.nodes[0]
-
-
-@dataclass(frozen=True, slots=True)
 class WeightedPath:
     """A path through the dependencies and the sum of its nodes' weights."""
 
     nodes: tuple[str, ...]
     weight: int
-
-
-def context_tree(graph: Graph) -> nx.DiGraph[str]:
-    """The context relation: one edge from each node's context to it; node attribute `node`."""
-    import networkx as nx
-
-    tree: nx.DiGraph[str] = nx.DiGraph()
-    tree.add_nodes_from((node.id, {"node": node}) for node in graph)
-    tree.add_edges_from((node.context, node.id) for node in graph if node.context is not None)
-    return tree
 
 
 def dependencies(graph: Graph) -> nx.DiGraph[str]:
@@ -68,40 +45,6 @@ def calls_of(node: Node) -> int:
     if isinstance(node, ModelCall):
         return 1
     return sum(calls_of(inner) for graph in subgraphs(node) for inner in graph)
-
-
-def users(graph: Graph) -> dict[str, int]:
-    """For each node, how many calls have its text in their prompt."""
-    below = {node.id: 0 for node in graph}
-    for node in reversed(list(graph)):
-        if node.context is not None:
-            below[node.context] += below[node.id] + calls_of(node)
-    return below
-
-
-def prefixes(graph: Graph) -> list[Prefix]:
-    """The prefix tree of the calls, root first: stretches between branchings, each with the calls that share it."""
-    tree = context_tree(graph)
-    stretches: list[list[str]] = []
-    stretch_of: dict[str, int] = {}
-    for node in graph:
-        parent = node.context
-        if parent is not None and tree.out_degree(parent) == 1 and node.branch is None:
-            stretch_of[node.id] = stretch_of[parent]
-            stretches[stretch_of[parent]].append(node.id)
-        else:
-            stretch_of[node.id] = len(stretches)
-            stretches.append([node.id])
-    return [Prefix(tuple(nodes), tuple(_calls_below(tree, nodes))) for nodes in stretches]
-
-
-def _calls_below(tree: nx.DiGraph[str], stretch: list[str]) -> Iterator[str]:
-    """Calls whose prompt holds the first node of a stretch."""
-    import networkx as nx
-
-    for node_id in nx.dfs_preorder_nodes(tree, stretch[0]):
-        if node_id != stretch[0] and isinstance(tree.nodes[node_id]["node"], ModelCall):
-            yield node_id
 
 
 def waves(graph: Graph) -> list[tuple[str, ...]]:
@@ -151,32 +94,6 @@ def sibling_groups(graph: Graph) -> list[tuple[str, ...]]:
         for call in wave:
             groups.setdefault((number, fork_of.get(call, "")), []).append(call)
     return [tuple(group) for group in groups.values()]
-
-
-def live(graph: Graph, ended: Collection[str] = ()) -> frozenset[str]:
-    """Nodes whose text some call that has not ended still needs as its prefix."""
-    needed: set[str] = set()
-    for node in graph:
-        if node.id in ended or not calls_of(node):
-            continue
-        current = node.context
-        while current is not None and current not in needed:
-            needed.add(current)
-            current = graph[current].context
-    return frozenset(needed)
-
-
-def next_use(graph: Graph, ended: Collection[str] = ()) -> dict[str, int]:
-    """For each live node, how many waves of calls pass before its text is needed next (0: by calls ready now)."""
-    distance: dict[str, int] = {}
-    open_calls = (tuple(call for call in wave if call not in ended) for wave in waves(graph))
-    for number, wave in enumerate(wave for wave in open_calls if wave):
-        for call in wave:
-            current = graph[call].context
-            while current is not None and current not in distance:
-                distance[current] = number
-                current = graph[current].context
-    return distance
 
 
 def critical_path(graph: Graph, weight: Callable[[Node], int] | None = None) -> WeightedPath:

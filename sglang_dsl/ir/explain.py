@@ -18,6 +18,7 @@ from .execution import Meter, Outcome, Segment
 from .graph import Graph, main_line
 from .nodes import Break, Constant, Gen, ListOf, Loop, Map, ModelCall, Node, Select, subgraphs
 from .prompts import PrefixFinding, blanks, lint, rendered, seams
+from .semantics import every_node
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -315,12 +316,10 @@ def explain(graph: Graph, meter: Meter, *, outcomes: Mapping[str, Outcome] | Non
 def incomplete(graph: Graph) -> tuple[str, ...]:
     """Where tracing stopped and why, one sentence for each Break; () for a graph that is whole."""
     found: dict[str, None] = {}
-    for node in graph:
+    for node in every_node(graph):
         if isinstance(node, Break):
             where = "" if node.origin is None else f" at {node.origin.file}:{node.origin.line}"
             found[f"incomplete: stopped{where} because {node.reason}"] = None
-        for inner in subgraphs(node):
-            found.update(dict.fromkeys(incomplete(inner)))
     return tuple(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
@@ -103,6 +104,24 @@ def is_too_deep(value: Any, most: int = MAX_DATA_DEPTH) -> bool:
             return False
         seen.update(map(id, holders))
         level = [inner for item in holders for inner in (item.values() if isinstance(item, dict) else item)]
+    return True
+
+
+def is_data(value: Any) -> bool:
+    """Whether it is made of what JSON has: nothing else can come out of a model's text."""
+    waiting, seen = [value], set[int]()  # a list that holds itself is looked at once
+    while waiting:
+        value = waiting.pop()
+        kind = type(value)
+        if kind is list or kind is dict:
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+            if kind is dict and any(type(key) is not str for key in value):
+                return False
+            waiting.extend(value if kind is list else value.values())
+        elif not (math.isfinite(value) if kind is float else kind in (str, int, bool, type(None))):
+            return False
     return True
 
 

@@ -17,7 +17,8 @@ from typing import Any
 from ..errors import ExportError, FormatError, Origin
 from .codec import Data, decode_graph, encode_graph, nesting
 from .graph import Graph
-from .nodes import Break, Gen, Join, Node, Switch, Tool, subgraphs
+from .nodes import Break, Gen, Join, Node, Switch, Tool
+from .semantics import every_node
 
 FORMAT = "sglang_dsl.graph"
 VERSION = 1
@@ -127,11 +128,9 @@ def check_exportable(graph: Graph, registry: Collection[str] = ()) -> None:
 
 
 def _problems(graph: Graph, registry: Collection[str]) -> Iterator[tuple[str, Origin | None]]:
-    for node in graph:
+    for node in every_node(graph):
         for what in _needs_python(node, registry):
             yield f"node {node.id!r} {what}", node.origin
-        for inner in subgraphs(node):
-            yield from _problems(inner, registry)
 
 
 def _needs_python(node: Node, registry: Collection[str]) -> Iterator[str]:

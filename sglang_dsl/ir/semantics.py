@@ -1,40 +1,134 @@
-"""What the things that nodes mention are worth, once the values they refer to are there.
+"""What nodes mean: what they refer to, what those values are worth, which arm is taken, how a join is decided.
 
-What a graph takes for granted of an argument: the lists and keys that its trace walked through.
+Whoever runs a graph, makes one, or draws one asks here, so that all of them agree. Nothing here runs code of a user's.
 
-When a join is decided, and what it is worth. Pure: branches in, verdict out.
-
-    mode      decided                                        value
-    all       every branch has ended                         list; any failure is a JoinError that holds every result
-    settle    every branch has ended                         list of values, errors and MISSING
-    first     k branches have succeeded                      list of those k values, in branch order
-    quorum    k branches agree on a value                    that value
-    vote      no other value can overtake the leader         that value; a tie goes to the lowest branch
-    best      every branch has ended                         the value with the highest key; a tie goes to the lowest branch
-    concat    every branch has ended                         list, like all; the branches' text is appended
-
-Failed branches never win. If a mode can no longer succeed, the join fails at once, holding what there is.
+    every_node, references_of, mapped     the walk over nodes, and over what they refer to
+    evaluate, text_of                     the value of an expression, and how a value reads inside a prompt
+    same, is_among, arm_of, taken_by      which values are equal in JSON, and which arm of a switch a value takes
+    misfit                                whether an argument has the lists and keys that a trace took for granted
+    Count, ballot_of                      when a join is decided, and what it is worth: branches in, verdict out
 """
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+import operator
+import re
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
-from typing import Any, TypeAlias
+from functools import cache
+from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
 
 from ..errors import CancelledError, JoinError
-from .execution import MISSING
-from .nodes import Arm, Concat, Constant, DictOf, Expression, Join, Json, ListOf, Reference, taking_part
+from .graph import Graph
+from .nodes import (
+    Arm,
+    Concat,
+    Constant,
+    DictOf,
+    Expression,
+    Join,
+    Json,
+    ListOf,
+    Node,
+    Reference,
+    subgraphs,
+    taking_part,
+)
 from .operations import apply_all, jsonable, too_deep
+from .outcome import MISSING
 from .specs import shown
 
+N = TypeVar("N", bound=Node)
+T = TypeVar("T")
 Lookup: TypeAlias = Callable[[str], Any]  # node id -> its value
+Translate: TypeAlias = Callable[[Reference], Reference]
+Rename: TypeAlias = Callable[[str], str]
+
+
+# --- what nodes refer to ------------------------------------------------------------------------------------------------
+
+
+def every_node(nodes: Iterable[Node]) -> Iterator[Node]:
+    """The nodes of a graph in order, each followed by those of the sub-graphs it holds."""
+    for node in nodes:
+        yield node
+        for inner in subgraphs(node):
+            yield from every_node(inner)
+
+
+def references_of(node: Node) -> list[Reference]:
+    """All that a node and its sub-graphs refer to the value of: what they mention, what decided that they run."""
+    found: list[Reference] = []
+
+    def note(reference: Reference) -> Reference:
+        found.append(reference)
+        return reference
+
+    mapped(node, note)
+    return found
+
+
+def mapped(node: N, translate: Translate, rename: Rename | None = None) -> N:
+    """The node with every reference in it replaced, in its sub-graphs too.
+
+    rename: what becomes of the ids of nodes, where they say which node this is and where it stands.
+    """
+    changes: dict[str, Any] = {}
+    if node.control:
+        changes["control"] = tuple(translate(Reference(node_id)).node_id for node_id in node.control)
+    for name in _referring_fields(node.__class__):  # type: ignore[arg-type]  # a class has a hash
+        changes[name] = replaced(getattr(node, name), translate, rename)
+    if rename is not None:
+        changes |= {"id": rename(node.id), "context": node.context and rename(node.context)}
+        if isinstance(node, Join):
+            changes["tips"] = tuple(map(rename, node.tips))
+    return replace(node, **changes) if any(getattr(node, name) is not new for name, new in changes.items()) else node
+
+
+def renaming(names: Mapping[str, str]) -> Translate:
+    """What makes references of nodes by one id references by another."""
+    return lambda reference: Reference(names.get(reference.node_id, reference.node_id), reference.operations)
+
+
+def replaced(value: T, translate: Translate, rename: Rename | None = None) -> T:
+    """An expression, or anything that a node holds, with every reference in it replaced: see `mapped`."""
+    found: Any = value
+    match value:
+        case Reference():
+            found = translate(value)
+        case ListOf(items) | Concat(items) if (inner := replaced(items, translate, rename)) is not items:
+            found = type(value)(inner)
+        case DictOf(pairs) if (changed := replaced(pairs, translate, rename)) is not pairs:
+            found = DictOf(changed)
+        case Arm():
+            graph, result = replaced(value.graph, translate, rename), replaced(value.result, translate, rename)
+            found = Arm(value.values, graph, result)
+        case Graph():
+            found = Graph((mapped(node, translate, rename) for node in value), name=value.name).freeze()
+        case Node():
+            found = mapped(value, translate, rename)
+        case tuple():
+            parts = [replaced(part, translate, rename) for part in value]
+            if not all(map(operator.is_, parts, value)):
+                found = type(value)._make(parts) if hasattr(value, "_make") else tuple(parts)
+    return found  # type: ignore[no-any-return]  # of the same kind
+
+
+@cache
+def _referring_fields(kind: type) -> tuple[str, ...]:
+    """The fields of a kind of node that can hold a reference, by what their annotations name."""
+    return tuple(field.name for field in fields(kind) if _REFERRING.search(str(field.type)))
+
+
+_REFERRING = re.compile(r"\b(Expression|Reference|Piece|DictOf|Graph|Arm|Way)\b")
+
+
+# --- what expressions are worth -----------------------------------------------------------------------------------------
 
 
 def evaluate(expression: Expression, lookup: Lookup) -> Any:
@@ -65,6 +159,9 @@ def text_of(value: Any) -> str:
         raise too_deep() from None
 
 
+# --- which values are one, and which arm is taken -----------------------------------------------------------------------
+
+
 def same(one: Any, other: Any) -> bool:
     """Whether two values are one in JSON: 5 and 5.0 are, True and 1 are not."""
     waiting, seen = [(one, other)], set[tuple[int, int]]()
@@ -87,38 +184,39 @@ def same(one: Any, other: Any) -> bool:
     return True
 
 
+def same_key(value: Any) -> Hashable:
+    """What JSON values have in common that are one: `same_key(a) == same_key(b)` says what `same(a, b)` does."""
+    if isinstance(value, bool):
+        return bool, value
+    if isinstance(value, list):
+        return list, tuple(map(same_key, value))
+    if isinstance(value, dict):
+        return dict, frozenset((key, same_key(item)) for key, item in value.items())
+    return value  # type: ignore[no-any-return]  # text, a number, null
+
+
 def is_among(value: Any, values: Iterable[Any]) -> bool:
     """Whether a value is one of some, in JSON."""
     return any(same(value, each) for each in values)
 
 
 def arm_of(arms: Iterable[Arm], value: Any) -> int | None:
-    """The index of the arm that a value takes: the one that names it, else the one for all others, else None."""
+    """The index of the arm that a value takes: see `taken_by`."""
+    return taken_by(value, (arm.values for arm in arms))
+
+
+def taken_by(value: Any, named: Iterable[Iterable[Any] | None]) -> int | None:
+    """The index of the arm that a value takes: the first one that names it, else the one for all others, else None.
+
+    named: the values of each arm; None for all others.
+    """
     rest = None
-    for index, arm in enumerate(arms):
-        if arm.values is None:
+    for index, values in enumerate(named):
+        if values is None:
             rest = index
-        elif is_among(value, arm.values):
+        elif is_among(value, values):
             return index
     return rest
-
-
-def is_data(value: Any) -> bool:
-    """Whether it is made of what JSON has: nothing else can come out of a model's text."""
-    waiting, seen = [value], set[int]()  # a list that holds itself is looked at once
-    while waiting:
-        value = waiting.pop()
-        kind = type(value)
-        if kind is list or kind is dict:
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if kind is dict and any(type(key) is not str for key in value):
-                return False
-            waiting.extend(value if kind is list else value.values())
-        elif not (math.isfinite(value) if kind is float else kind in (str, int, bool, type(None))):
-            return False
-    return True
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "float": (int, float), "bool": bool}
@@ -152,6 +250,9 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+# --- how a join is decided ----------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Ended:
     """A branch that has ended: its index, and its value or its error. In the order in which branches ended.
@@ -179,24 +280,22 @@ class Verdict:
     error: JoinError | None = None
 
 
-def decide(join: Join, size: int, ended: Sequence[Ended]) -> Verdict | None:
-    """The verdict, or None while the branches that still run matter: a `Count` of branches that are all there.
-
-    Args:
-        size: number of branches, those included that take no part.
-        ended: those that take part and have ended, in order.
-    """
-    count = Count(join, size)
-    for branch in ended:
-        count.add(branch)
-    return count.verdict()
-
-
 class Count:
     """The branches of a join that have ended, counted as they do: each costs the same, however many there are.
 
-    Mode `best` compares the values themselves here: a key is the user's own code, which is never called from here
-    (`branches.Race`).
+        mode      decided                                        value
+        all       every branch has ended                         list; any failure is a JoinError that holds every result
+        settle    every branch has ended                         list of values, errors and MISSING
+        first     k branches have succeeded                      list of those k values, in branch order
+        quorum    k branches agree on a value                    that value
+        vote      no other value can overtake the leader         that value; a tie goes to the lowest branch
+        best      every branch has ended                         the value with the highest key; a tie goes to the lowest branch
+        concat    every branch has ended                         list, like all; the branches' text is appended
+
+    Failed branches never win. If a mode can no longer succeed, the join fails at once, holding what there is.
+
+        Mode `best` compares the values themselves here: a key is the user's own code, which is never called from here
+        (`branches.Race`).
     """
 
     def __init__(self, join: Join, size: int) -> None:

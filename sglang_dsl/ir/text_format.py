@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from ..errors import FormatError
 from .codec import Data, decode_graph, encode_graph, nesting
 from .graph import Graph
-from .nodes import Node, subgraphs
 from .operations import OPERATION_NAMES
+from .semantics import every_node
 
 if TYPE_CHECKING:
     from lark import Lark
@@ -266,7 +266,7 @@ def print_graph(graph: Graph, *, origins: bool = False) -> str:
     try:
         with nesting(f"graph {graph.name!r}"):
             data = encode_graph(graph, origins=False)
-            noted = [node for node in _all_nodes(graph) if node.origin] if origins else []
+            noted = [node for node in every_node(graph) if node.origin] if origins else []
             places = {node.id: f"  # {_one_line(str(node.origin))}" for node in noted}
             return "\n".join([f"graph {_string(data['name'])}", *_node_lines(data["nodes"], "", places)]) + "\n"
     except (TypeError, ValueError) as error:
@@ -281,13 +281,6 @@ def parse(text: str) -> Graph:
     """
     with nesting("the graph text"):
         return decode_graph(read(text))
-
-
-def _all_nodes(graph: Graph) -> Iterator[Node]:
-    for node in graph:
-        yield node
-        for inner in subgraphs(node):
-            yield from _all_nodes(inner)
 
 
 # --- printing -------------------------------------------------------------------------------------------------------

@@ -1,18 +1,17 @@
-"""What a graph has to obey. `verify` raises the first broken rule of `verify.py`, `findings` lists all.
+"""What a graph has to obey. `verify` raises the first broken rule, `findings` lists all.
 
 Sub-graphs (arms of a Switch, bodies of Loop and Map) are checked by the same rules: in them a node without a context
 continues the text of the node that holds them, and values of the enclosing graph are in sight.
 
-The rules of a graph, one function each, and the table that names them.
-
-A rule gets the node under check and the `Site` it stands in, and yields a sentence for each way in which it is broken.
+Each rule is one function; `RULES` names them. A rule gets the node under check and the `Site` it stands in, and yields a
+sentence for each way in which it is broken.
 """
 
 from __future__ import annotations
 
 import re
-from collections import ChainMap, Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -20,7 +19,6 @@ from ..errors import GraphError, Origin
 from .graph import Graph, main_line
 from .nodes import (
     Arm,
-    Break,
     Fork,
     Gen,
     Input,
@@ -43,6 +41,7 @@ from .nodes import (
     subgraphs,
 )
 from .operations import OPERATION_NAMES
+from .semantics import same_key
 
 VALUE_KINDS = (Input, Gen, Select, Join, Tool, Switch, Loop, Map)
 TEXT_KINDS = (Text, RoleBegin, RoleEnd, Gen, Select, Fork, Switch, Loop)
@@ -139,21 +138,10 @@ def _reference(site: Site, node: Node) -> Iterator[str]:
 
 def _operation(site: Site, node: Node) -> Iterator[str]:
     """Recorded operations are those of the closed table."""
-    for reference in _references_of(node):
+    for reference in (r for mentioned in node.mentions() for r in references_in(mentioned)):
         for operation in reference.operations:
             if operation.name not in OPERATION_NAMES:
                 yield f"operation {operation.name!r} on {reference.node_id!r} is unknown"
-
-
-def _references_of(node: Node) -> Iterator[Reference]:
-    match node:
-        case Text(pieces=mentioned) | Select(choices=mentioned) | Join(values=mentioned):
-            for item in mentioned:
-                yield from references_in(item)
-        case Tool(arguments=expression) | Map(items=expression) | Return(value=expression):
-            yield from references_in(expression)
-        case Switch(on=on) | Break(on=Reference() as on):
-            yield on
 
 
 def _role(site: Site, node: Node) -> Iterator[str]:
@@ -242,10 +230,12 @@ def _switch(site: Site, node: Node) -> Iterator[str]:
         yield "it has no arms"
     if sum(arm.values is None for arm in node.arms) > 1:
         yield "more than one arm takes every other value"
-    named = Counter(_key(value) for arm in node.arms for value in arm.values or ())
-    for value, times in named.items():
-        if times > 1:
-            yield f"value {value} is in {times} arms"
+    named: dict[Hashable, list[object]] = {}
+    for value in (value for arm in node.arms for value in arm.values or ()):
+        named.setdefault(same_key(value), []).append(value)
+    for equal in named.values():
+        if len(equal) > 1:
+            yield f"value {equal[0]!r} is in {len(equal)} arms"
     if not node.assumed and (missing := _uncovered(site, node.on, node.arms)):
         yield f"no arm takes {', '.join(missing)}"
 
@@ -255,14 +245,8 @@ def _uncovered(site: Site, on: Reference, arms: tuple[Arm, ...]) -> list[str]:
     target = site.find(on.node_id)
     if not isinstance(target, Select) or on.operations or any(arm.values is None for arm in arms):
         return []
-    taken = {_key(value) for arm in arms for value in arm.values or ()}
-    return [repr(c) for c in target.choices if isinstance(c, str) and _key(c) not in taken]
-
-
-def _key(value: object) -> str:
-    """A value as text that tells True and "1" from 1, and not 1.0."""
-    whole = isinstance(value, float) and value.is_integer()
-    return repr(int(value) if whole else value)  # type: ignore[call-overload]
+    taken = {same_key(value) for arm in arms for value in arm.values or ()}
+    return [repr(c) for c in target.choices if isinstance(c, str) and same_key(c) not in taken]
 
 
 def _loop(site: Site, node: Node) -> Iterator[str]:

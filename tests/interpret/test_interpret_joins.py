@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from sglang_dsl.ir.nodes import Join
-from sglang_dsl.ir.semantics import Ended, Verdict, ballot_of, decide
+from sglang_dsl.ir.semantics import Count, Ended, Verdict, ballot_of
 from sglang_dsl.ir.specs import JoinMode
 
 
-def verdict_of(mode: JoinMode, size: int, values: Sequence[tuple[int, Any]], **options: Any) -> Verdict | None:
+def verdict_of(mode: JoinMode, size: int, values: Sequence[tuple[int, Any]]) -> Verdict | None:
     join = Join(id="j", fork="f", context="f", tips=("t",) * size, values=(None,) * size, mode=mode)
-    return decide(join, size, [Ended(i, v, ballot=ballot_of(join, v)) for i, v in values], **options)
+    count = Count(join, size)
+    for index, value in values:
+        count.add(Ended(index, value, ballot=ballot_of(join, value)))
+    return count.verdict()
 
 
 @pytest.mark.parametrize(

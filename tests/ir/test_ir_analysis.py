@@ -2,7 +2,7 @@
 
 import pytest
 
-from sglang_dsl.ir.analysis import critical_path, dependencies, live, next_use, prefixes, sibling_groups, users, waves
+from sglang_dsl.ir.analysis import critical_path, dependencies, sibling_groups, waves
 from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.nodes import Arm, Fork, Gen, Join, Plain, Reference, Select, Switch, Text
 from sglang_dsl.ir.specs import SamplingSpec
@@ -37,20 +37,6 @@ def graph():
     )
 
 
-def test_users_counts_the_calls_whose_prompt_holds_a_node(graph):
-    found = users(graph)
-    assert found["pre"] == found["f"] == 4
-    assert (found["a1"], found["b1"], found["b2"], found["b3"], found["end"]) == (1, 2, 1, 0, 1)
-
-
-def test_prefixes_are_stretches_between_branchings_with_their_calls(graph):
-    found = {p.id: p for p in prefixes(graph)}
-    assert found["pre"].nodes == ("pre", "f")
-    assert set(found["pre"].calls) == {"a2", "b2", "b3", "last"}
-    assert found["b1"].nodes == ("b1", "b2", "b3")
-    assert found["b1"].calls == ("b2", "b3")
-
-
 def test_waves_follow_context_data_and_joins(graph):
     assert waves(graph) == [("a2", "b2"), ("b3",), ("last",)]
 
@@ -61,20 +47,6 @@ def test_dependencies_hold_a_joins_tips(graph):
 
 def test_sibling_groups_are_calls_of_one_wave_below_one_fork(graph):
     assert sibling_groups(graph) == [("a2", "b2"), ("b3",), ("last",)]
-
-
-def test_live_shrinks_as_calls_end(graph):
-    assert live(graph) == {"pre", "f", "a1", "b1", "b2", "j", "end"}
-    assert live(graph, {"a2"}) == {"pre", "f", "b1", "b2", "j", "end"}
-    assert live(graph, {"a2", "b2", "b3", "last"}) == set()
-
-
-def test_next_use_counts_waves_of_open_calls(graph):
-    before = next_use(graph)
-    assert (before["pre"], before["a1"], before["b2"], before["end"]) == (0, 0, 1, 2)
-    after = next_use(graph, {"a2", "b2"})
-    assert "a1" not in after
-    assert (after["b2"], after["end"], after["pre"]) == (0, 1, 0)
 
 
 def test_critical_path_takes_the_longer_branch(graph):
@@ -102,7 +74,6 @@ def test_switch_counts_as_the_calls_of_its_arms():
         ]
     )
     assert waves(graph) == [("k",), ("w",), ("g",)]
-    assert users(graph) == {"k": 3, "w": 1, "g": 0}
     assert critical_path(graph).weight == 1 + 90 + 5
 
 
@@ -114,6 +85,6 @@ def test_analyses_of_five_thousand_nodes_are_quick():
         nodes += [text(f"t{i}", "f", i), gen(f"g{i}", f"t{i}")]
     graph = Graph(nodes)
     started = time.perf_counter()
-    for analysis in (users, prefixes, waves, sibling_groups, live, next_use, critical_path):
+    for analysis in (waves, sibling_groups, critical_path):
         analysis(graph)
     assert time.perf_counter() - started < 5

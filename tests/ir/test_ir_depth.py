@@ -32,9 +32,8 @@ from sglang_dsl.ir.nodes import (
     Text,
 )
 from sglang_dsl.ir.outcome import Outcome
-from sglang_dsl.ir.passes import rewrite
 from sglang_dsl.ir.record import RunRecord, dump_record, parse_record
-from sglang_dsl.ir.semantics import evaluate, same, text_of
+from sglang_dsl.ir.semantics import evaluate, every_node, references_of, same, text_of
 from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.ir.text_format import parse, print_graph
 from sglang_dsl.ir.verify import findings
@@ -71,9 +70,11 @@ def everything(graph):
     assert loads(dumps(graph)) == graph
     assert parse(print_graph(graph)) == graph
     findings(graph)
-    rewrite(graph)
+    list(every_node(graph))
+    for node in graph:
+        references_of(node)
     explain(graph, WordMeter())
-    for question in ("prefixes", "waves", "sibling_groups", "live", "next_use", "critical_path"):
+    for question in ("waves", "sibling_groups", "critical_path"):
         getattr(analysis, question)(graph)
     for form in PICTURES:
         assert draw(graph, form)

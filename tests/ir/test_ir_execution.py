@@ -1,4 +1,4 @@
-"""Graphs run without their Python source: as they are, read back from either form, and after the passes."""
+"""Graphs run without their Python source: as they are, and read back from either form."""
 
 import hashlib
 
@@ -27,7 +27,6 @@ from sglang_dsl.ir.nodes import (
     Switch,
     Text,
 )
-from sglang_dsl.ir.passes import rewrite
 from sglang_dsl.ir.specs import RunOptions, SamplingSpec
 from sglang_dsl.ir.text_format import parse, print_graph
 from sglang_dsl.ir.verify import verify
@@ -109,17 +108,3 @@ def test_execute_graph_from_either_form_gives_the_same_values(graph):
     value = value_of(graph)
     assert value_of(parse(print_graph(graph))) == value
     assert value_of(loads(dumps(graph))) == value
-
-
-@pytest.mark.parametrize("graph", [shared_calls(), regions()], ids=lambda g: g.name)
-def test_execute_graph_after_the_passes_gives_the_same_values(graph):
-    done = rewrite(graph)
-    verify(done.graph)
-    assert value_of(done.graph) == value_of(graph)
-
-
-def test_execute_graph_after_the_passes_makes_equal_calls_once():
-    before, after = [], []
-    value_of(shared_calls(), before)
-    value_of(rewrite(shared_calls()).graph, after)
-    assert (before, after) == ([6], [4])

@@ -171,9 +171,24 @@ class Writer:
         self.line(depth, f"{state} += gen({name!r}, schema=list[str])")
         self.line(depth, f"def {body}(s, item):")
         self.line(depth + 1, "s += " + self.pick(("item", "item.upper()", 'f"<{item}>"')))
+        if self.draw(st.booleans()):
+            self.w_asking_body(depth + 1, size, forks, turn)
         self.line(depth + 1, "s += gen('mt')")
         self.line(depth + 1, "return s['mt'].strip()")
         self.line(depth, f"{result} = {state}.map({state}[{name!r}], {body})")
+
+    def w_asking_body(self, depth: int, size: int, forks: int, turn: bool) -> None:
+        """A question of the map's body about a call of its own, and what hangs on the answer: any statements."""
+        self.splits += 1
+        name = self.name("mk")
+        self.line(depth, f"s += select({name!r}, {list(CHOICES[:2])!r})")
+        self.line(depth, f"if s[{name!r}] == {CHOICES[0]!r}:")
+        self.block(depth + 1, "s", [], {name: list(CHOICES[:2])}, max(size, 1), forks, turn)
+        if self.draw(st.booleans()):
+            self.line(depth + 1, f"return {self.pick(('item', repr('none'), f's[{name!r}]'))}")
+        elif self.draw(st.booleans()):
+            self.line(depth, "else:")
+            self.line(depth + 1, "s += item + gen('mother')")
 
     def w_known_map(
         self, depth: int, state: str, names: list[str], kinds: Any, size: int, forks: int, turn: bool

@@ -16,7 +16,7 @@ from ...ir.execution import MISSING
 from ...ir.graph import Graph
 from ...ir.nodes import Constant, Expression, Gen, Input, Json, Loop, Map, Node, Reference, Return, Select, Switch, Tool
 from ...ir.outcome import Said
-from ...ir.semantics import is_among, same
+from ...ir.semantics import is_among, taken_by
 from ..bindings import Bindings, Bound, Gathered, Local, Span
 from ..call_sites import Site
 from ..cursor import Body, Cursor, Line
@@ -157,10 +157,10 @@ def follow_switch(
 
 def _decided_value(path: Walk, on: Reference, values: list[tuple[Json, Any]], arms: Mapping[Any, Body]) -> Any:
     """A value of the group that this run goes on with: those with one arm are one group."""
-    groups: dict[Any, list[tuple[Json, Any]]] = {}
+    groups: dict[int | None, list[tuple[Json, Any]]] = {}
+    keys = [(key,) for key in arms]
     for raw, typed in values:
-        key = next((i for i, k in enumerate(arms) if same(k, typed)), -1)
-        groups.setdefault(key, []).append((raw, typed))
+        groups.setdefault(taken_by(typed, keys), []).append((raw, typed))
     chosen = list(groups.values())
     return chosen[path.decide(on, [tuple(raw for raw, _ in group) for group in chosen])][0][1]
 

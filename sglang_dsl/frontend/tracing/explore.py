@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
-from ...ir.nodes import Expression, Fork, Node, Reference
+from ...ir.nodes import Expression, Fork, Node
+from ...ir.semantics import mapped, renaming
 from .decisions import Decision, Group
-from .items import Item, filled, forks_needed, holes, outline, parts_of, translated
+from .items import Item, filled, forks_needed, holes, outline, parts_of
 from .regions import Meeting, Seen, merged
 from .trace import Walk
 
@@ -330,13 +330,13 @@ class _Run:
     def _following(self, run: _Run, at: int, end: int, before: list[Item], seen: Seen) -> list[Item]:
         """What a run that goes on from item `at` does in place of the items `before`, by the ids of this run."""
         ids = dict(zip((i.node.id for i in run.raw[at:]), (i.node.id for i in self.raw[end:]), strict=True))
-        rename = partial(_renamed, ids)
+        rename = renaming(ids)
         found: list[Item] = []
         for item, raw, common, here in zip(run.items[at:], run.raw[at:], before, self.raw[end:], strict=True):
             if item is raw and raw.node == here.node:
                 found.append(common)
                 continue
-            node = replace(translated(item.node, rename), id=here.node.id, control=here.node.control)
+            node = replace(mapped(item.node, rename), id=here.node.id, control=here.node.control)
             if item is raw and node == here.node:
                 found.append(common)
                 continue
@@ -362,10 +362,6 @@ def _newer(mine: Expression, theirs: Expression, now: Expression, seen: Seen) ->
     if parts is None or others is None or current is None or not parts[0] == others[0] == current[0]:
         return seen.expression(mine)
     return parts[0].made([_newer(*each, seen) for each in zip(parts[1], others[1], current[1], strict=True)])
-
-
-def _renamed(ids: dict[str, str], reference: Reference) -> Reference:
-    return Reference(ids.get(reference.node_id, reference.node_id), reference.operations)
 
 
 def _forks_in(items: Sequence[Item]) -> set[str]:

@@ -6,14 +6,15 @@ traces agree, and the graph does what the body does on values made to trip it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ...errors import ExportError, GraphError, Origin
 from ...ir.execution import RunSpec, execute
 from ...ir.graph import Graph
 from ...ir.json_format import check_exportable
-from ...ir.nodes import Break, Input, Json, Loop, Map, Node, Switch
+from ...ir.nodes import Break, Input, Json
+from ...ir.semantics import every_node
 from ...ir.specs import RunOptions
 from ...ir.verify import verify
 from ..session import Session
@@ -70,7 +71,7 @@ def export(
 
 
 def _check_breaks(graph: Graph, language: str) -> None:
-    for node in _everything(graph):
+    for node in every_node(graph):
         if isinstance(node, Break):
             raise ExportError(
                 f"graph {graph.name!r} breaks off: {node.reason}",
@@ -86,17 +87,6 @@ def _check_rules(graph: Graph) -> None:
         raise ExportError(
             f"the graph of a trace breaks a rule: {error.what}", hint=error.hint, origin=error.origin
         ) from error
-
-
-def _everything(graph: Graph) -> Iterator[Node]:
-    for node in graph:
-        yield node
-        match node:
-            case Switch(arms=arms):
-                for arm in arms:
-                    yield from _everything(arm.graph)
-            case Loop(body=body) | Map(body=body):
-                yield from _everything(body)
 
 
 # --- trying it --------------------------------------------------------------------------------------------------------

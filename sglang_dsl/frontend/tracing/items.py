@@ -10,14 +10,13 @@ back:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple, TypeAlias
 
 from ...ir.graph import Graph
 from ...ir.nodes import (
     Arm,
-    Break,
     Concat,
     Constant,
     DictOf,
@@ -26,8 +25,6 @@ from ...ir.nodes import (
     Input,
     Join,
     ListOf,
-    Loop,
-    Map,
     Node,
     Piece,
     Plain,
@@ -35,15 +32,12 @@ from ...ir.nodes import (
     Return,
     RoleBegin,
     RoleEnd,
-    Select,
     Switch,
     Text,
-    Tool,
 )
 from .decisions import OCCURRENCE, Group
 
 Line: TypeAlias = tuple[str, int] | None  # a branch of a fork; None: the line that the graph itself continues
-Translate: TypeAlias = Callable[[Reference], Reference]
 
 
 class Item(NamedTuple):
@@ -139,72 +133,6 @@ def _arm(way: Way, line: Line, outside: Mapping[Line, str]) -> Arm:
 
 def _is_empty_return(node: Node) -> bool:
     return isinstance(node, Return) and node.value == Constant(None)
-
-
-# --- references -----------------------------------------------------------------------------------------------------
-
-
-def translated(node: Node, translate: Translate) -> Node:
-    """The node with every reference in it replaced, in sub-graphs too."""
-
-    def every(expression: Expression) -> Expression:
-        return translated_expression(expression, translate)
-
-    if node.control:
-        node = replace(node, control=tuple(translate(Reference(node_id)).node_id for node_id in node.control))
-    match node:
-        case Text(pieces=pieces):
-            return replace(node, pieces=tuple(translate(p) if isinstance(p, Reference) else p for p in pieces))
-        case Select(choices=choices):
-            return replace(node, choices=tuple(translate(c) if isinstance(c, Reference) else c for c in choices))
-        case Join(values=values):
-            return replace(node, values=tuple(v if v is None else every(v) for v in values))
-        case Tool(arguments=arguments):
-            return replace(node, arguments=DictOf(tuple((key, every(item)) for key, item in arguments.items)))
-        case Return(value=value):
-            return replace(node, value=every(value))
-        case Region(on=on, ways=ways):
-            return replace(node, on=translate(on), ways=tuple(_translated_way(way, translate) for way in ways))
-        case Map(items=items, body=body, result=result):
-            given = None if result is None else every(result)
-            return replace(node, items=every(items), body=_translated_graph(body, translate), result=given)
-        case Loop(body=body, until=until, result=result):
-            given = None if result is None else every(result)
-            decider = None if until is None else translate(until)
-            return replace(node, body=_translated_graph(body, translate), until=decider, result=given)
-        case Switch(on=on, arms=arms):
-            return replace(node, on=translate(on), arms=tuple(_translated_arm(arm, translate) for arm in arms))
-        case Break(on=Reference() as on):
-            return replace(node, on=translate(on))
-    return node
-
-
-def translated_expression(expression: Expression, translate: Translate) -> Expression:
-    """The expression with every reference in it replaced."""
-    match expression:
-        case Reference():
-            return translate(expression)
-        case ListOf(items):
-            return ListOf(tuple(translated_expression(item, translate) for item in items))
-        case Concat(parts):
-            return Concat(tuple(translated_expression(part, translate) for part in parts))
-        case DictOf(pairs):
-            return DictOf(tuple((key, translated_expression(item, translate)) for key, item in pairs))
-    return expression
-
-
-def _translated_way(way: Way, translate: Translate) -> Way:
-    items = tuple(item._replace(node=translated(item.node, translate)) for item in way.items)
-    return Way(way.values, items, tuple((key, translated_expression(e, translate)) for key, e in way.results))
-
-
-def _translated_arm(arm: Arm, translate: Translate) -> Arm:
-    result = None if arm.result is None else translated_expression(arm.result, translate)
-    return replace(arm, graph=_translated_graph(arm.graph, translate), result=result)
-
-
-def _translated_graph(graph: Graph, translate: Translate) -> Graph:
-    return Graph((translated(node, translate) for node in graph), name=graph.name).freeze()
 
 
 # --- holes: the expressions in which two nodes may differ and still be one --------------------------------------------

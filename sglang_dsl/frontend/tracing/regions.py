@@ -16,20 +16,15 @@ Names of the Switches that regions became: the value decided on, and a number wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from ...errors import Origin
-from ...ir.graph import Graph
 from ...ir.nodes import (
-    Arm,
     Break,
     Constant,
     Expression,
     Fork,
-    Join,
-    Loop,
-    Map,
     Node,
     Operation,
     Reference,
@@ -37,6 +32,7 @@ from ...ir.nodes import (
     Switch,
     references_in,
 )
+from ...ir.semantics import every_node, mapped, renaming, replaced
 from .decisions import Decision, Group
 from .items import (
     Item,
@@ -48,8 +44,6 @@ from .items import (
     holes,
     parts_of,
     skeleton,
-    translated,
-    translated_expression,
 )
 
 
@@ -116,17 +110,17 @@ class Meeting:
     def shared(self, common: Item, by_way: Sequence[Item]) -> Item:
         """An item that follows all ways, given what each makes of it: the same node, which may mention other values."""
         if all(item is common for item in by_way):
-            return common._replace(node=translated(common.node, self.seen)) if self._homes[0] else common
+            return common._replace(node=mapped(common.node, self.seen)) if self._homes[0] else common
         filling = []
         for number, expressions in enumerate(zip(*(holes(item.node) for item in by_way), strict=True)):
             filling.append(self._unified(f"{common.node.id}.{number}", common, dict(enumerate(expressions))))
-        node = translated(common.node, self.seen)
+        node = mapped(common.node, self.seen)
         return common._replace(node=filled(node, filling) if filling else node)
 
     def _unified(self, key: str, item: Item, by_way: dict[int, Expression]) -> Expression:
         """One expression for those of all ways: the same, or the same around parts of which the Region says which."""
         if all(expression == by_way[0] for expression in by_way.values()):
-            return translated_expression(by_way[0], self.seen)
+            return replaced(by_way[0], self.seen)
         inner = [parts_of(expression) for expression in by_way.values()]
         if inner[0] is None or any(parts is None or parts[0] != inner[0][0] for parts in inner):
             return self._one_of(key, item, by_way)
@@ -169,7 +163,7 @@ class Meeting:
             self._homes[k].update((item.node.id, draft) for item in moved)
             if before:
                 seen = partial(self._seen, way=k, inside=draft)
-                moved = [each._replace(node=translated(each.node, seen)) for each in moved]
+                moved = [each._replace(node=mapped(each.node, seen)) for each in moved]
             draft.ways.append((self._values[k], moved))
         self._out.append(draft)
         return draft
@@ -182,10 +176,10 @@ class Meeting:
         for number, expressions in enumerate(zip(*(holes(item.node) for item in found.values()), strict=True)):
             by_way = dict(zip(found, expressions, strict=True))
             if all(e == by_way[first] for e in expressions) and not self._is_missed(node, by_way[first]):
-                filling.append(translated_expression(by_way[first], partial(self._seen, way=first)))
+                filling.append(replaced(by_way[first], partial(self._seen, way=first)))
             else:
                 filling.append(self._one_of(f"{node.id}.{number}", found[first], by_way))
-        common = filled(node, filling) if filling else translated(node, partial(self._seen, way=first))
+        common = filled(node, filling) if filling else mapped(node, partial(self._seen, way=first))
         self._out.append(found[first]._replace(node=common))
 
     def _is_missed(self, node: Node, value: Expression) -> bool:
@@ -195,7 +189,7 @@ class Meeting:
     def _one_of(self, key: str, item: Item, by_way: dict[int, Expression]) -> Reference:
         draft = self._region_that_sees(by_way) or self._add(item.line, {}, item)
         for k, expression in by_way.items():
-            draft.results[k][key] = translated_expression(expression, partial(self._seen, way=k, inside=draft))
+            draft.results[k][key] = replaced(expression, partial(self._seen, way=k, inside=draft))
         return Reference(draft.id, (Operation("item", (key,)),))
 
     def _region_that_sees(self, by_way: dict[int, Expression]) -> _Draft | None:
@@ -238,11 +232,11 @@ class Seen:
 
     def translated(self, item: Item) -> Item:
         """The item with every value mentioned from here."""
-        return item._replace(node=translated(item.node, self._reference)) if self._meetings else item
+        return item._replace(node=mapped(item.node, self._reference)) if self._meetings else item
 
     def expression(self, expression: Expression) -> Expression:
         """The same of an expression."""
-        return translated_expression(expression, self._reference)
+        return replaced(expression, self._reference)
 
     def _reference(self, reference: Reference) -> Reference:
         for meeting in self._meetings:
@@ -320,44 +314,15 @@ def renamed(nodes: Iterable[Node]) -> list[Node]:
     listed = list(nodes)
     names: dict[str, str] = {}
     taken: dict[str, int] = {}
-    for switch in _switches(listed):
-        if switch.id not in names:
+    for switch in every_node(listed):
+        if isinstance(switch, Switch) and switch.id not in names:
             base = f"{names.get(switch.on.node_id, switch.on.node_id)}?"
             taken[base] = taken.get(base, 0) + 1
             names[switch.id] = base if taken[base] == 1 else f"{base}{taken[base]}"
-    return [_renamed(node, names) for node in listed] if names else listed
+    if not names:
+        return listed
 
+    def rename(node_id: str) -> str:
+        return names.get(node_id, node_id)
 
-def _switches(nodes: Iterable[Node]) -> Iterator[Switch]:
-    for node in nodes:
-        if isinstance(node, Switch):
-            yield node
-            for arm in node.arms:
-                yield from _switches(arm.graph)
-        elif isinstance(node, (Loop, Map)):
-            yield from _switches(node.body)
-
-
-def _renamed(node: Node, names: dict[str, str]) -> Node:
-    def reference(old: Reference) -> Reference:
-        return Reference(names.get(old.node_id, old.node_id), old.operations)
-
-    context = names.get(node.context, node.context) if node.context is not None else None
-    node = replace(node, id=names.get(node.id, node.id), context=context)
-    if isinstance(node, Join):
-        node = replace(node, tips=tuple(names.get(tip, tip) for tip in node.tips))
-    if isinstance(node, Switch):
-        arms = tuple(_renamed_arm(arm, names) for arm in node.arms)
-        return replace(node, on=reference(node.on), arms=arms)
-    if isinstance(node, (Loop, Map)):
-        node = replace(node, body=Graph((_renamed(n, names) for n in node.body), name=node.body.name).freeze())
-    return translated(node, reference)
-
-
-def _renamed_arm(arm: Arm, names: dict[str, str]) -> Arm:
-    def reference(old: Reference) -> Reference:
-        return Reference(names.get(old.node_id, old.node_id), old.operations)
-
-    result: Expression | None = None if arm.result is None else translated_expression(arm.result, reference)
-    graph = Graph((_renamed(node, names) for node in arm.graph), name=arm.graph.name).freeze()
-    return Arm(arm.values, graph, result)
+    return [mapped(node, renaming(names), rename) for node in listed]

@@ -32,6 +32,7 @@ from typing import Any, Protocol
 from ...errors import DslError, Origin, ProgramError, TraceError
 from ...ir.graph import Graph
 from ...ir.nodes import Break, Constant, Input, Join, Json, Node, Reference, Return
+from ...ir.semantics import references_of
 from ...ir.verify import findings
 from ..annotations import hints_of
 from ..bindings import Bindings
@@ -42,7 +43,7 @@ from ..state import State
 from .decisions import Answers, Chooser, Decision, Guesses, Stop
 from .explore import explored
 from .guard import driven, outside_of_loops, same_random
-from .items import Item, Line, link, loosen, translated
+from .items import Item, Line, link, loosen
 from .path import Path
 from .regions import renamed
 from .shapes import BOOL, TEXT, Number, Shape, Tags, of_type
@@ -161,12 +162,7 @@ def _needed(item: Item) -> set[str]:
     if isinstance(item.node, Join):
         needed.add(item.node.fork)
 
-    def note(reference: Reference) -> Reference:
-        needed.add(reference.node_id)
-        return reference
-
-    translated(item.node, note)
-    return needed
+    return needed | {reference.node_id for reference in references_of(item.node)}
 
 
 _LEAVES: dict[type, Shape] = {

@@ -39,7 +39,8 @@ from ..nodes import (
     Tool,
     subgraphs,
 )
-from ..operations import apply_all, describe
+from ..operations import describe
+from ..semantics import arm_of, evaluate, every_node
 from ..specs import spelled
 
 LABEL_CHARACTERS = 60
@@ -73,12 +74,7 @@ Names: TypeAlias = Mapping[str, str]  # node id -> what its value is called
 
 def names_of(graph: Graph) -> dict[str, str]:
     """What each value of a graph and its sub-graphs is called: its name where it has one."""
-    names: dict[str, str] = {}
-    for node in graph:
-        names[node.id] = getattr(node, "name", None) or node.id
-        for inner in subgraphs(node):
-            names |= names_of(inner)
-    return names
+    return {node.id: getattr(node, "name", None) or node.id for node in every_node(graph)}
 
 
 def title(node: Node, names: Names) -> str:
@@ -252,9 +248,8 @@ def ways_taken(
 ) -> list[bool]:
     """For each sub-graph of a node whether the run came through it. An arm is known by the value that decided."""
     if isinstance(node, Switch) and node.on.node_id in outcomes:
-        value = apply_all(outcomes[node.on.node_id].value, node.on.operations)
-        named = [arm.values is not None and value in arm.values for arm in node.arms]
-        return named if any(named) else [arm.values is None for arm in node.arms]
+        taken = arm_of(node.arms, evaluate(node.on, lambda node_id: outcomes[node_id].value))
+        return [number == taken for number in range(len(node.arms))]
     return [_ran(graph, outcomes, errors or {}) for graph in subgraphs(node)]
 
 

@@ -10,7 +10,6 @@ unreached   it never ran: the run took another way, ended before, or something i
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from ...errors import CancelledError, DslError
 from ..execution import MISSING, Meta, Outcome
 from ..graph import Graph
 from ..nodes import Break, Gen, Input, Join, Loop, Map, Node, Select, Switch, Tool, data_of, subgraphs
-from ..semantics import evaluate
+from ..semantics import ballot_of, evaluate, text_of
 from ..values import RecordedError
 from .labels import in_graph, printable, shorten, ways_taken
 
@@ -217,14 +216,15 @@ def _facts_of_call(meta: Meta) -> Iterator[str]:
 
 def _facts_of_join(join: Join, outcome: Outcome, outcomes: Mapping[str, Outcome]) -> Iterator[str]:
     if join.mode in ("vote", "quorum"):
-        votes = Counter(_ballots(join, outcomes))
-        counted = ", ".join(f"{shorten(ballot, FACT_CHARACTERS)} {count}" for ballot, count in votes.most_common(4))
-        yield f"votes {counted}"
+        values = list(_values_of(join, outcomes))
+        votes = Counter(ballot_of(join, value) for value in values)
+        shown = {ballot_of(join, value): shorten(text_of(value), FACT_CHARACTERS) for value in reversed(values)}
+        yield "votes " + ", ".join(f"{shown[ballot]} {count}" for ballot, count in votes.most_common(4))
     if join.mode in CHOSEN_BY and outcome.winners:
         yield "taken: branch " + ", ".join(map(str, outcome.winners[:8])) + (" …" if len(outcome.winners) > 8 else "")
 
 
-def _ballots(join: Join, outcomes: Mapping[str, Outcome]) -> Iterator[str]:
+def _values_of(join: Join, outcomes: Mapping[str, Outcome]) -> Iterator[Any]:
     """The value of each branch that gave one."""
     for value in join.values:
         needed = () if value is None else data_of(Join(id="", fork="", values=(value,)))
@@ -232,11 +232,7 @@ def _ballots(join: Join, outcomes: Mapping[str, Outcome]) -> Iterator[str]:
             continue
         given = evaluate(value, lambda node_id: outcomes[node_id].value)
         if given is not MISSING:
-            yield given if isinstance(given, str) else _as_text(given)
-
-
-def _as_text(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, sort_keys=True, default=repr)
+            yield given
 
 
 def unjoined(graph: Graph) -> set[tuple[str, int]]:

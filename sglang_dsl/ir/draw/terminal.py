@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..analysis import calls_of
 from ..graph import Graph
 from ..nodes import Fork, Join, Node, RoleBegin, RoleEnd, Text, subgraphs
+from ..semantics import every_node
 from .labels import Names, counts, missing_of, names_of, notes, printable, title, ways, ways_taken
 from .picture import FoldingPlan, Picture, hidden_nodes, picture_of, said_meanwhile
 from .status import PLANNED, STRUCK_OUT, Account, unjoined
@@ -70,7 +71,7 @@ def tree_of(account: Account, fold: int | None) -> Tree:
 
 def _size(graph: Graph) -> int:
     """All nodes, those of sub-graphs included."""
-    return len(graph) + sum(_size(inner) for node in graph for inner in subgraphs(node))
+    return sum(1 for _ in every_node(graph))
 
 
 def _count(number: int, noun: str) -> str:

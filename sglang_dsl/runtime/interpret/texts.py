@@ -10,8 +10,9 @@ from functools import partial
 
 from ...errors import ContextLengthError, DslError, GraphError, RoleError, RunError
 from ...ir.execution import Outcome
+from ...ir.expressions import is_data
 from ...ir.nodes import Break, Input, Piece, Plain, Raw, Reference, Return, RoleBegin, RoleEnd, Text, is_role_word
-from ...ir.semantics import Lookup, evaluate, is_data, misfit, text_of
+from ...ir.semantics import Lookup, evaluate, misfit, text_of
 from ...ir.specs import shown
 from ..text.tokenizer import MEASURED_FIRST, TextPiece
 from .entries import Entry
