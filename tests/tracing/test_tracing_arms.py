@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pytest
-from sglang_dsl.runtime.backends.replay.recorded import RecordedExecutor
 
 from sglang_dsl import RunOptions, State, gen, program
 from sglang_dsl.ir.draw.labels import ways_taken
@@ -16,6 +15,7 @@ from sglang_dsl.ir.outcome import Outcome
 from sglang_dsl.ir.semantics import arm_of, same, same_key
 from sglang_dsl.ir.verify import findings
 from sglang_dsl.runtime.backends.mock import mock
+from sglang_dsl.runtime.backends.replay import RecordedExecutor
 
 CASES = [
     pytest.param(int, 5.0, "5", True, id="5.0 for 5"),
