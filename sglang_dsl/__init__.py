@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .errors import DslError, Origin
+from .frontend.batch import Interrupted
 from .frontend.branches import Branches
 from .frontend.expressions import Generation, Handle, Joined, Lazy, Selection
 from .frontend.primitives import (
@@ -37,8 +38,7 @@ from .frontend.primitives import (
     user_end,
 )
 from .frontend.program import Program, program
-from .frontend.result import Interrupted, Result
-from .frontend.session import use
+from .frontend.session import Result, use
 from .frontend.state import State
 from .frontend.stream import Chunk, Running, Stream
 from .frontend.tools import Tool, tool

@@ -31,7 +31,7 @@ from .program_file import load_program, program_arguments, program_at, split_pro
 
 if TYPE_CHECKING:
     from ..frontend.program import Program
-    from ..frontend.result import Result
+    from ..frontend.session import Result
     from ..ir.draw import Format
     from ..ir.graph import Graph
     from ..ir.record import RunRecord

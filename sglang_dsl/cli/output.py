@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ..frontend.result import Result
+    from ..frontend.session import Result
     from ..ir.draw import Format
     from ..runtime.engine.metrics import EngineSnapshot, Health, HistogramName
 

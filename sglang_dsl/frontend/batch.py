@@ -5,20 +5,57 @@ from __future__ import annotations
 import contextvars
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from uuid import uuid4
 
 from ..errors import SpecError
-from .result import Interrupted, Result
-from .session import Session
+from ..ir.execution import BatchItem
+from ..ir.specs import shown
+
+if TYPE_CHECKING:
+    from .session import Result, Session
 
 R = TypeVar("R")
 BATCH_CONCURRENCY = 32
 ENDING_S = 0.5  # how long Ctrl-C waits for bodies that are in code of their own
-Opened = Callable[[], Session[R]]
+Opened: TypeAlias = "Callable[[], Session[R]]"
 Advance = Callable[[], None]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a run or a batch. `results`: one per item; what did not finish holds an error, and None stands for what
+    had not begun (or did not end in time, in code of its own).
+    """
+
+    def __init__(self, results: Sequence[Result[Any] | None]) -> None:
+        done = sum(result is not None and result.error is None for result in results)
+        super().__init__(f"interrupted; {done} of {len(results)} runs had finished")
+        self.results = list(results)
+
+    @property
+    def result(self) -> Result[Any] | None:
+        """That of the first run that did not finish, or None where none had begun."""
+        begun = [result for result in self.results if result is not None]
+        return next((result for result in begun if result.error is not None), None)
+
+
+def calls_of(items: Iterable[Any]) -> list[tuple[Call, BatchItem]]:
+    """The arguments of each run, by position and by name, with its place in the batch.
+
+    Raises:
+        SpecError: `items` is no list.
+    """
+    if not isinstance(items, Iterable):
+        raise SpecError(f"a batch of {shown(items)} is no list of arguments", hint="program.run_batch([{'x': 1}, ...])")
+    calls: list[Call] = [
+        ((), dict(item)) if isinstance(item, dict) else (item if type(item) is tuple else (item,), {}) for item in items
+    ]
+    batch_id = uuid4().hex
+    return [(call, BatchItem(batch_id, index, len(calls))) for index, call in enumerate(calls)]
 
 
 def run_all(
@@ -96,7 +133,7 @@ class _Pool:
                 index, result = self._done.get(timeout=max(end - time.monotonic(), 0))
             except Empty:
                 return
-            if isinstance(result, Result):
+            if not isinstance(result, BaseException):
                 yield index, result
 
     def stop(self, reason: str) -> None:

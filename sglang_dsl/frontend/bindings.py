@@ -10,9 +10,8 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from ..ir.execution import MISSING, Outcome
 from ..ir.nodes import Concat, Constant, Expression, ListOf, Operation, Piece, Plain, Reference
-from ..ir.operations import splice
+from ..ir.operations import splice, text_of
 from ..ir.outcome import PathText, Said
-from ..ir.semantics import text_of
 from ..ir.specs import JoinMode
 
 K = TypeVar("K")

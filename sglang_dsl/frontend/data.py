@@ -18,8 +18,7 @@ from ..errors import GraphError, Origin, ProgramError
 from ..ir.execution import Outcome
 from ..ir.expressions import MAX_DATA_DEPTH
 from ..ir.nodes import Concat, Constant, DictOf, Expression, ListOf, Operation, Piece, Plain, Reference
-from ..ir.operations import apply_all, jsonable
-from ..ir.semantics import text_of
+from ..ir.operations import apply_all, jsonable, text_of
 from .bindings import Bound, Local
 from .call_sites import caller_origin
 from .conversion import Conversion, fields_of, is_exact

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, Protocol, TypeVar
 from ..errors import ProgramError
 from ..ir.nodes import Expression as DataExpression
 from ..ir.nodes import Piece
-from ..ir.semantics import text_of
+from ..ir.operations import text_of
 from .call_sites import caller_origin, user_origin
 
 if TYPE_CHECKING:

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import inspect
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
-from uuid import uuid4
 
-from ..errors import DecorationError, Origin, ProgramError, SpecError
+from ..errors import DecorationError, Origin, ProgramError
 from ..ir.execution import BatchItem, RunSpec, check_models_allowed, resolve
 from ..ir.graph import Graph
-from ..ir.specs import RunOptions, shown
-from .batch import BATCH_CONCURRENCY, arun_all, run_all
+from ..ir.specs import RunOptions
+from .batch import BATCH_CONCURRENCY, Interrupted, arun_all, calls_of, run_all
 from .call_sites import Sites, caller_origin
 from .greenlets import on_some_stack
-from .result import Interrupted, Result
-from .session import Session, settled, use
+from .session import Result, Session, settled, use
 from .state import State, cursor_of, nested
 from .stream import Running, Stream
 
@@ -171,7 +167,7 @@ class Program(Generic[P, R]):
             Interrupted: Ctrl-C; a KeyboardInterrupt that holds what had finished. Else whatever the body raised, or why
                 the program's own path failed.
         """
-        result = self._execute(*self._split(args, kwargs))
+        result = self.attempt(*args, **kwargs)
         if isinstance(result.error, KeyboardInterrupt):
             raise Interrupted([result]) from result.error
         if result.error is not None:
@@ -180,7 +176,8 @@ class Program(Generic[P, R]):
 
     def attempt(self, *args: Any, **kwargs: Any) -> Result[R]:
         """Like `run`, but a run that fails, or that Ctrl-C ends, gives its Result: `error` says why."""
-        return self._execute(*self._split(args, kwargs))
+        session = self._open(*self._split(args, kwargs))
+        return session.execute_async() if self.asynchronous else session.execute()
 
     @overload
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Running[R]: ...
@@ -246,9 +243,8 @@ class Program(Generic[P, R]):
     ) -> Iterator[tuple[int, Result[R]]]:
         """Like `run_batch`, giving (index, Result) as the runs finish."""
         check_models_allowed(f"ran the program {self.name!r}")
-        calls = _calls_of(items)
         return run_all(
-            [partial(self._open, *call, settled(options), place) for call, place in _placed(calls)],
+            [partial(self._open, *call, settled(options), place) for call, place in calls_of(items)],
             concurrency=concurrency,
             progress=progress,
             asynchronous=self.asynchronous,
@@ -259,8 +255,7 @@ class Program(Generic[P, R]):
         self, items: Iterable[Any], *, options: RunOptions | None = None, concurrency: int = BATCH_CONCURRENCY
     ) -> list[Result[R]]:
         """Like `run_batch`, awaited; an `async def` program needs no threads."""
-        calls = _calls_of(items)
-        opened = [partial(self._aexecute, *call, settled(options), place) for call, place in _placed(calls)]
+        opened = [partial(self._aexecute, *call, settled(options), place) for call, place in calls_of(items)]
         return await arun_all(opened, concurrency)
 
     # tracing -----------------------------------------------------------------------------------------------------
@@ -329,7 +324,7 @@ class Program(Generic[P, R]):
         prediction = self._predicted(args, kwargs, options) if self.pure else None
         spec = RunSpec(program=self.name, options=options, arguments=arguments, prediction=prediction, batch=batch)
         return Session(
-            lambda state: self.call(state, args, kwargs),
+            partial(self.call, args=args, kwargs=kwargs),
             spec,
             self.sites,
             self.origin,
@@ -346,10 +341,6 @@ class Program(Generic[P, R]):
 
     def _stream(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Stream[R]:
         return Stream(lambda: self._open(args, kwargs, options), asynchronous=self.asynchronous, name=self.name)
-
-    def _execute(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Result[R]:
-        session = self._open(args, kwargs, options)
-        return run_async_session(session) if self.asynchronous else session.execute()
 
     async def _aexecute(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions, batch: BatchItem | None = None
@@ -371,51 +362,6 @@ class Program(Generic[P, R]):
 
 def _restored(root: Program[..., R], bound: Mapping[str, Any], method_of: object) -> Program[..., R]:
     return root._copy(bound=bound, method_of=method_of)
-
-
-def _placed(
-    calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]],
-) -> Iterator[tuple[tuple[tuple[Any, ...], dict[str, Any]], BatchItem]]:
-    """The calls of a batch, each with its place in it."""
-    batch_id = uuid4().hex
-    return ((call, BatchItem(batch_id, index, len(calls))) for index, call in enumerate(calls))
-
-
-def run_async_session(session: Session[R]) -> Result[R]:
-    """Run an `async def` body from a synchronous caller, also where this thread's event loop is running already."""
-    import asyncio
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        here = True
-    else:
-        here = False
-    try:
-        return asyncio.run(session.aexecute()) if here else _on_a_thread(partial(asyncio.run, session.aexecute()))
-    except KeyboardInterrupt as interrupt:
-        return session.interrupted(interrupt)
-
-
-def _on_a_thread(work: Callable[[], R]) -> R:
-    found: list[R] = []
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=lambda: found.append(context.run(work)), daemon=True)
-    thread.start()
-    thread.join()
-    return found[0]
-
-
-def _calls_of(items: Iterable[Any]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
-    if not isinstance(items, Iterable):
-        raise SpecError(f"a batch of {shown(items)} is no list of arguments", hint="program.run_batch([{'x': 1}, ...])")
-    return [_call_of(item) for item in items]
-
-
-def _call_of(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(item, dict):
-        return (), dict(item)
-    return (item if type(item) is tuple else (item,)), {}
 
 
 # --- decorating --------------------------------------------------------------------------------------------------------

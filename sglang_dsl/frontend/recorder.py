@@ -61,7 +61,7 @@ def _with(control: tuple[str, ...], bound: Bound) -> tuple[str, ...]:
     return (*control, bound.node_id) if bound.node_id else control
 
 
-_SCALARS = frozenset({str, int, float, bool, type(None)})  # most arguments: nothing is mentioned in them
+SCALARS = frozenset({str, int, float, bool, type(None)})  # most arguments: nothing is mentioned in them
 
 
 class LiveRecorder:
@@ -158,7 +158,7 @@ class LiveRecorder:
         typed: dict[str, Any] = {}
         same = True
         for name, value in given.items():
-            if type(value) in _SCALARS and tool.hints.get(name, Any) in (type(value), Any):
+            if type(value) in SCALARS and tool.hints.get(name, Any) in (type(value), Any):
                 typed[name] = value
                 pairs.append((name, Constant(value)))
                 continue

@@ -1,33 +1,50 @@
-"""One run of one program, from opening to the Result.
+"""One run of one program, from its options to its Result.
 
-Run options of the surroundings: `with use(...)` reaches all that the library starts, and what copies the context.
+Options come from the run itself and from its surroundings: `with use(...)` reaches all that the library starts, and what
+copies the context.
 """
 
 from __future__ import annotations
 
+import contextvars
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from dataclasses import fields as dataclass_fields
 from difflib import get_close_matches
 from functools import partial
-from types import CoroutineType
-from typing import Any, Generic, TypeVar, Unpack
+from types import CoroutineType, NoneType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
 from ..errors import CancelledError, Origin, ProgramError, SpecError
-from ..ir.execution import Executor, Run, RunSpec, RunSummary, check_models_allowed, on_loop, resolve
+from ..ir.execution import (
+    Executor,
+    Outcome,
+    Run,
+    RunSpec,
+    RunSummary,
+    Usage,
+    check_models_allowed,
+    on_loop,
+    resolve,
+)
 from ..ir.graph import Graph
-from ..ir.nodes import Join, Return
-from ..ir.specs import SAMPLING_NAMES, Backend, RunOptions, SamplingOptions
+from ..ir.nodes import Constant, Join, Return
+from ..ir.specs import SAMPLING_NAMES, Backend, RunOptions, SamplingOptions, spelled
 from .bindings import Bindings
 from .call_sites import Sites, caller_origin
 from .cursor import Cursor, Line
 from .data import MENTIONS, avalue_of, mentions_in, replaced, resolved_mention, value_of
 from .expressions import Expression, Handle
 from .greenlets import on_some_stack, wait
-from .recorder import LiveRecorder
-from .result import Result, attach
+from .recorder import SCALARS, LiveRecorder
 from .state import State
+
+if TYPE_CHECKING:
+    from ..ir.draw import Drawing, Format
+    from ..ir.record import RunRecord
 
 R = TypeVar("R")
 RUNS_ON_A_STACK = 32  # of `async def` programs that await runs in each other: then a task begins a stack of its own
@@ -40,20 +57,8 @@ class Session(Generic[R]):
     keep_failures: a failure that the body has seen, and went on, is the run's all the same.
     """
 
-    __slots__ = (
-        "_around",
-        "_body",
-        "_cancelled",
-        "_cursor",
-        "_executor",
-        "_keep_failures",
-        "_origin",
-        "_spec",
-        "raised_by_body",
-        "recorder",
-        "run",
-        "state",
-    )  # fmt: skip
+    __slots__ = ("_around", "_body", "_cancelled", "_keep_failures", "_origin", "cursor", "executor", "name",
+                 "raised_by_body", "recorder", "run", "state")  # fmt: skip
 
     def __init__(
         self,
@@ -65,37 +70,33 @@ class Session(Generic[R]):
         asynchronous: bool = False,
         keep_failures: bool = False,
     ) -> None:
-        check_models_allowed(f"ran the program {spec.program!r}")
+        self.name = spec.program
+        check_models_allowed(f"ran the program {self.name!r}")
+        options = spec.options
         self._around = _runs_around.get()
-        if self._around >= spec.options.max_depth:
+        if self._around >= options.max_depth:
             raise ProgramError(
-                f"{spec.program} is {self._around + 1} runs deep in each other, and a run allows {spec.options.max_depth}",
+                f"{self.name} is {self._around + 1} runs deep in each other, and a run allows {options.max_depth}",
                 hint="end the recursion sooner, or give RunOptions(max_depth=...)",
                 origin=caller_origin(),
             )
         self._body = body
-        self._spec = spec
         self._origin = origin
         self._cancelled = ""
         self._keep_failures = keep_failures
         self.raised_by_body = False
-        self._executor: Executor = resolve(spec.options.backend)
-        self.run: Run = self._executor.open(spec)
+        self.executor: Executor = resolve(options.backend)
+        self.run: Run = self.executor.open(spec)
         self.recorder = LiveRecorder(
             self.run,
-            Graph(name=spec.program),
+            Graph(name=self.name),
             sites,
             asynchronous=asynchronous,
-            max_depth=spec.options.max_depth,
-            sampling=spec.options.sampling,
+            max_depth=options.max_depth,
+            sampling=options.sampling,
         )
-        self._cursor = Cursor(self.recorder, Line(), Bindings())
-        self.state = State(self._cursor)
-
-    @property
-    def name(self) -> str:
-        """The program's."""
-        return self._spec.program
+        self.cursor = Cursor(self.recorder, Line(), Bindings())
+        self.state = State(self.cursor)
 
     def execute(self) -> Result[R]:
         """Run the body on this thread. Raises nothing: what ended the run, also a KeyboardInterrupt, is in `Result.error`."""
@@ -106,8 +107,7 @@ class Session(Generic[R]):
         around = _runs_around.set(self._around + 1)
         try:
             value = on_some_stack(partial(self._body, self.state))
-            self._check_returned(value)
-            self._note_return(value)
+            self._note_returned(value)
             sealed = self.run.seal()
         except BaseException as raised:  # noqa: BLE001  whatever ended the body ends the run; the caller raises it
             failed = self._failed(raised)
@@ -118,17 +118,14 @@ class Session(Generic[R]):
 
         def finish() -> Result[R]:
             try:
-                found = replaced(value, MENTIONS, self._read)
+                found = value if type(value) in SCALARS else replaced(value, MENTIONS, self._read)
                 summary = wait(sealed)
-                error = self._failure_at_end(summary)
+                error = self._failure_at_end() if summary.error is not None or self._cancelled else None
             except BaseException as raised:  # noqa: BLE001  as above
                 return self._failed(raised)
             return self._result(found, summary, error)
 
         return finish
-
-    def _failed(self, raised: BaseException) -> Result[R]:
-        return self._result(None, wait(self._stopped(raised)), raised, raised_by_body=True)
 
     async def aexecute(self) -> Result[R]:
         """The same for an `async def` body, on this event loop. A cancelled task cancels the run."""
@@ -140,11 +137,11 @@ class Session(Generic[R]):
             body = self._body(self.state)
             fresh = self._around and self._around % RUNS_ON_A_STACK == 0
             value = await (asyncio.create_task(body) if fresh else body)
-            self._check_returned(value)
-            self._note_return(value)
-            value = await self._aread(value)
+            self._note_returned(value)
+            found = {id(m): await avalue_of(m, self.cursor) for m in mentions_in(value, MENTIONS, set())}
+            value = replaced(value, MENTIONS, lambda mention: found[id(mention)])
             summary = await on_loop(self.run.seal())
-            error = self._failure_at_end(summary)
+            error = self._failure_at_end() if summary.error is not None or self._cancelled else None
         except BaseException as raised:
             task = asyncio.current_task()
             if isinstance(raised, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -157,6 +154,21 @@ class Session(Generic[R]):
             _runs_around.reset(around)
         return self._result(value, summary, error)
 
+    def execute_async(self) -> Result[R]:
+        """`aexecute` for a synchronous caller, also where this thread's event loop is running already."""
+        import asyncio
+
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            here = True
+        else:
+            here = False
+        try:
+            return asyncio.run(self.aexecute()) if here else _on_a_thread(lambda: asyncio.run(self.aexecute()))
+        except KeyboardInterrupt as interrupt:
+            return self.interrupted(interrupt)
+
     def cancel(self, reason: str) -> None:
         """Stop everything that has not finished."""
         self._cancelled = reason
@@ -166,47 +178,32 @@ class Session(Generic[R]):
         """The end of an `async def` body whose task or event loop was ended from outside (Ctrl-C, a cancellation): what had
         finished by then is kept.
         """
-        summary = wait(self._stopped(interrupt))
-        return self._result(None, summary, interrupt, raised_by_body=True)
+        return self._failed(interrupt)
+
+    def _failed(self, raised: BaseException) -> Result[R]:
+        return self._result(None, wait(self._stopped(raised)), raised, raised_by_body=True)
 
     def _stopped(self, raised: BaseException) -> Any:
         self.run.cancel(None, f"the program ended with {type(raised).__name__}")
         return self.run.seal()
 
-    def _check_returned(self, value: Any) -> None:
-        """Raise ProgramError for what is mistaken for a value."""
-        if isinstance(value, CoroutineType):
-            value.close()
-            raise ProgramError(
-                f"{self._spec.program} returned a coroutine that nobody awaits",
-                hint="s[...] instead of s.get(...), or `async def` and `await`",
-                origin=self._origin,
-            )
-        for mention in mentions_in(value, (Expression,), set()):
-            if not isinstance(mention, MENTIONS) or (isinstance(mention, Handle) and mention not in self.state):
-                raise ProgramError(
-                    f"{self._spec.program} returned {mention!r} itself, not its value: it is not appended to this state",
-                    hint="s += it, and return s[...]",
-                    origin=self._origin,
-                )
-            resolved_mention(mention, self._cursor.find, self._origin)
+    def _note_returned(self, value: Any) -> None:
+        """Add the Return node. A value that is no data (some Python object) has none: the graph does not know it.
 
-    def _read(self, mention: Any) -> Any:
-        """The value of what a returned value mentions; waits for it."""
-        return value_of(mention, self._cursor)
-
-    async def _aread(self, value: Any) -> Any:
-        """A returned value with all it mentions read, without blocking the loop."""
-        found = {id(m): await avalue_of(m, self._cursor) for m in mentions_in(value, MENTIONS, set())}
-        return replaced(value, MENTIONS, lambda mention: found[id(mention)])
-
-    def _note_return(self, value: Any) -> None:
-        """Add the Return node. A value that is no data (some Python object) has none: the graph does not know it."""
-        line = self._cursor.line
+        Raises:
+            ProgramError: what was returned is mistaken for a value.
+        """
+        if type(value) not in SCALARS:
+            self._check_returned(value)
+        line = self.cursor.line
         if value is None or line.cancelled:
             return
         try:
-            expression = self.recorder.expression(value, self._cursor.find, self._origin)
+            expression = (
+                Constant(value)
+                if type(value) in SCALARS
+                else self.recorder.expression(value, self.cursor.find, self._origin)
+            )
         except ProgramError:
             return
         node = Return(id="return", context=line.tip, branch=line.branch, origin=self._origin, value=expression)
@@ -217,53 +214,202 @@ class Session(Generic[R]):
             if not self.recorder.has_shown(error):
                 raise
 
-    def _failure_at_end(self, summary: RunSummary) -> BaseException | None:
-        """A failure that the program has not seen: one is never passed over in silence."""
+    def _check_returned(self, value: Any) -> None:
+        if isinstance(value, CoroutineType):
+            value.close()
+            raise ProgramError(
+                f"{self.name} returned a coroutine that nobody awaits",
+                hint="s[...] instead of s.get(...), or `async def` and `await`",
+                origin=self._origin,
+            )
+        for mention in mentions_in(value, (Expression,), set()):
+            if not isinstance(mention, MENTIONS) or (isinstance(mention, Handle) and mention not in self.state):
+                raise ProgramError(
+                    f"{self.name} returned {mention!r} itself, not its value: it is not appended to this state",
+                    hint="s += it, and return s[...]",
+                    origin=self._origin,
+                )
+            resolved_mention(mention, self.cursor.find, self._origin)
+
+    def _read(self, mention: Any) -> Any:
+        """The value of what a returned value mentions; waits for it."""
+        return value_of(mention, self.cursor)
+
+    def _failure_at_end(self) -> BaseException | None:
+        """Why the run failed, if it did: the first failure that no read or append has raised in the program, and that no join has
+        taken upon itself. One is never passed over in silence.
+        """
         if self._cancelled:
             return CancelledError(f"the run was cancelled: {self._cancelled}")
-        if summary.error is None:
-            return None
-        return unseen_failure(self.recorder, also_seen=self._keep_failures)
+        graph = self.recorder.graph
+        joined = {node.fork for node in graph if isinstance(node, Join)}
+        absorbed: set[str] = set()
+        for node in graph:
+            if node.context in absorbed or (node.branch is not None and node.context in joined):
+                absorbed.add(node.id)
+                continue
+            error = self.run.value(node.id).exception()
+            if error is None or isinstance(error, CancelledError):
+                continue
+            if self._keep_failures or not self.recorder.has_shown(error):
+                return error
+        return None
 
     def _result(
         self, value: Any, summary: RunSummary, error: BaseException | None, *, raised_by_body: bool = False
     ) -> Result[R]:
-        self.recorder.graph.freeze()
-        result: Result[R] = Result(
-            value,
-            state=self.state,
-            cursor=self._cursor,
-            graph=self.recorder.graph,
-            spec=self._spec,
-            run=self.run,
-            meter=self._executor.meter,
-            summary=summary,
-            error=error,
-            raised_by_body=raised_by_body,
-        )
-        if error is not None:
-            attach(result, error)
+        result: Result[R] = Result(self, value, summary, error, raised_by_body=raised_by_body)
+        # an error that ends a run names its Result; a `result` that the user's own class has is left alone
+        if error is not None and isinstance(getattr(error, "result", None), (Result, NoneType)):
+            with suppress(AttributeError, TypeError):  # a class of the user's may not let itself be written to
+                error.result = result  # type: ignore[attr-defined]
         return result
 
 
-def unseen_failure(recorder: LiveRecorder, *, also_seen: bool = False) -> BaseException | None:
-    """The first failure that no read or append has raised in the program, and that no join has taken upon itself.
+def _on_a_thread(work: Callable[[], R]) -> R:
+    found: list[R] = []
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=lambda: found.append(context.run(work)), daemon=True)
+    thread.start()
+    thread.join()
+    return found[0]
 
-    also_seen: the first one, whoever has seen it.
+
+class Result(Generic[R]):
+    """The end of one run.
+
+    state: the final state, for reading. graph: everything that was appended. error: why the run failed, or None; then
+    `value` raises it, and the error's own `result` is this Result. usage, seed: from the runtime. first_failure: why the first
+    node failed, also where the program dealt with it.
+    raised_by_body: whether the body itself raised `error`, or it was a failure that the body never looked at.
     """
-    graph = recorder.graph
-    joined = {node.fork for node in graph if isinstance(node, Join)}
-    absorbed: set[str] = set()
-    for node in graph:
-        if node.context in absorbed or (node.branch is not None and node.context in joined):
-            absorbed.add(node.id)
-            continue
-        error = recorder.run.value(node.id).exception()
-        if error is None or isinstance(error, CancelledError):
-            continue
-        if also_seen or not recorder.has_shown(error):
-            return error
-    return None
+
+    __slots__ = (
+        "_cursor",
+        "_meter",
+        "_program",
+        "_run",
+        "_value",
+        "error",
+        "first_failure",
+        "graph",
+        "raised_by_body",
+        "seed",
+        "state",
+        "usage",
+    )
+
+    def __init__(
+        self,
+        session: Session[R],
+        value: R | None,
+        summary: RunSummary,
+        error: BaseException | None,
+        *,
+        raised_by_body: bool = False,
+    ) -> None:
+        self._value = value
+        self._cursor = session.cursor
+        self._run = session.run
+        self._meter = session.executor.meter
+        self._program = session.name
+        self.state = session.state
+        self.graph = session.recorder.graph.freeze()
+        self.usage: Usage = summary.usage
+        self.seed = summary.seed
+        self.first_failure = summary.error
+        self.error = error
+        self.raised_by_body = raised_by_body
+
+    @property
+    def value(self) -> R:
+        """What the program returned, lazy values resolved. Raises the run's error if it failed."""
+        if self.error is not None:
+            raise self.error
+        return self._value  # type: ignore[return-value]
+
+    @property
+    def text(self) -> str:
+        """All text of the final state, turn markers included."""
+        return self.state.text
+
+    @property
+    def finished(self) -> dict[str, Any]:
+        """Names of the final state whose values exist, with their values; for looking at a failed or stopped run."""
+        return self._cursor.finished()
+
+    @property
+    def record(self) -> RunRecord:
+        """What the run leaves behind: `ir.record.save_record` stores it, a replay backend runs it again."""
+        return self._run.record()
+
+    @property
+    def errors(self) -> dict[str, BaseException]:
+        """Why nodes have no value, by node id: what failed, what depended on it, and what was cancelled."""
+        return dict(self.record.errors)
+
+    @property
+    def outcomes(self) -> dict[str, Outcome]:
+        """What each finished node resolved to, by node id."""
+        recorder = self._cursor.recorder
+        return {node.id: recorder.outcome(node.id) for node in self.graph if recorder.is_finished(node.id)}
+
+    def draw(self, format: Format = "html") -> Drawing:  # noqa: A002  the word that `ir.draw.draw` uses
+        """A picture of the graph, with what the run gave and what went wrong in it; the HTML page has the prompts as the
+        model got them.
+        """
+        from ..ir.draw import draw
+
+        record = self.record
+        meter = self._meter() if format == "html" else None
+        return draw(self.graph, format, outcomes=record.outcomes, errors=record.errors, meter=meter)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """What a notebook shows: the page of the run."""
+        return {**self.draw("html")._repr_mimebundle_(), "text/plain": repr(self)}
+
+    def __copy__(self) -> Result[R]:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Result[R]:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ResultElsewhere, (repr(self), self.usage, self.seed)
+
+    def __repr__(self) -> str:
+        ended = f"value={spelled(self._value)}" if self.error is None else f"error={self.error!r}"
+        return f"<Result {self._program} {ended}>"
+
+
+@dataclass(frozen=True, slots=True)
+class ResultElsewhere:
+    """What a Result becomes in another process: a run stays where it was made. Its record can go anywhere
+    (`ir.record.save_record`).
+    """
+
+    shown: str
+    usage: Usage
+    seed: int
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{self.shown} was made in another process, and has no {name!r} here; "
+            "save_record(result.record, path) there stores all of it"
+        )
+
+    def __repr__(self) -> str:
+        return f"<in another process: {self.shown}>"
+
+
+def attach(result: Result[Any], error: BaseException) -> None:
+    """Let an error that ends a run name the Result of that run. A `result` that the user's own class has is left alone."""
+    if isinstance(getattr(error, "result", None), (Result, NoneType)):
+        with suppress(AttributeError, TypeError):  # a class of the user's may not let itself be written to
+            error.result = result  # type: ignore[attr-defined]
+
+
+# --- options of the surroundings --------------------------------------------------------------------------------------
 
 
 _DEFAULT = RunOptions()

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from contextvars import copy_context
 from importlib import import_module
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import DeadlineError, ProgramError, SpecError, UnknownNameError
 from ..ir.execution import Event
@@ -26,9 +26,10 @@ from ..ir.nodes import Gen, Node, Select
 from ..ir.outcome import PathText, Torn
 from ..ir.specs import shown
 from .cursor import SILENT
-from .result import Result
-from .session import Session
 from .state import State
+
+if TYPE_CHECKING:
+    from .session import Result, Session
 
 REPLACED = "\ufffd"
 

@@ -69,6 +69,19 @@ def apply_all(value: Any, operations: Sequence[Operation]) -> Any:
     return value
 
 
+def text_of(value: Any) -> str:
+    """How a value reads inside a prompt: text as it is, all else as JSON."""
+    if type(value) is str:
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else str.__str__(value)
+    except (TypeError, ValueError):  # objects in it; or it holds itself
+        data = jsonable(value)
+        return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
+    except RecursionError:
+        raise too_deep() from None
+
+
 def describe(operation: Operation) -> str:
     """The operation as one would write it in Python: `.strip()`, `[2]`, `[1:3]`, `.name`."""
     args = operation.args

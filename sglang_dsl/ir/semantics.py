@@ -39,7 +39,7 @@ from .nodes import (
     subgraphs,
     taking_part,
 )
-from .operations import apply_all, jsonable, too_deep
+from .operations import apply_all, text_of, too_deep
 from .outcome import MISSING
 from .specs import shown
 
@@ -144,19 +144,6 @@ def evaluate(expression: Expression, lookup: Lookup) -> Any:
             return {key: evaluate(item, lookup) for key, item in pairs}
         case Concat(parts):
             return "".join(text_of(evaluate(part, lookup)) for part in parts)
-
-
-def text_of(value: Any) -> str:
-    """How a value reads inside a prompt: text as it is, all else as JSON."""
-    if type(value) is str:
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else str.__str__(value)
-    except (TypeError, ValueError):  # objects in it; or it holds itself
-        data = jsonable(value)
-        return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-    except RecursionError:
-        raise too_deep() from None
 
 
 # --- which values are one, and which arm is taken -----------------------------------------------------------------------

@@ -31,9 +31,10 @@ from sglang_dsl.ir.nodes import (
     Switch,
     Text,
 )
+from sglang_dsl.ir.operations import text_of
 from sglang_dsl.ir.outcome import Outcome
 from sglang_dsl.ir.record import RunRecord, dump_record, parse_record
-from sglang_dsl.ir.semantics import evaluate, every_node, references_of, same, text_of
+from sglang_dsl.ir.semantics import evaluate, every_node, references_of, same
 from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.ir.text_format import parse, print_graph
 from sglang_dsl.ir.verify import findings

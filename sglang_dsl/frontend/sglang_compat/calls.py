@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NoReturn
 
 from ...errors import ProgramError, SpecError
-from ...ir.execution import Outcome
+from ...ir.execution import ChoiceScore, Meta, Outcome, TokenScore
 from ...ir.nodes import Operation, Piece, Reasoning, Reference
 from ...ir.specs import SelectMethod
 from .. import primitives
@@ -315,3 +315,48 @@ def _parsed(json_schema: str) -> Any:
         return json.loads(json_schema)
     except ValueError as error:
         raise SpecError(f"json_schema is not JSON: {error}", hint="give a dict", origin=caller_origin()) from error
+
+
+# --- what is known of a call, under SGLang's keys --------------------------------------------------------------------
+
+
+def meta_info(meta: Meta) -> dict[str, Any]:
+    """Counts, finish reason, and log-probabilities as `[logprob, id, text]`."""
+    info: dict[str, Any] = {
+        "prompt_tokens": meta.prompt_tokens,
+        "completion_tokens": meta.generated_tokens,
+        "cached_tokens": meta.cached_tokens,
+        "finish_reason": _finish_reason(meta),
+    }
+    if meta.token_scores:
+        info["output_token_logprobs"] = [_score(score) for score in meta.token_scores]
+        info["output_top_logprobs"] = [_top(score) for score in meta.token_scores]
+    if meta.choices:
+        info["normalized_prompt_logprobs"] = [choice.score for choice in meta.choices]
+        info["input_token_logprobs"] = [_choice(choice) for choice in meta.choices]
+    return info
+
+
+def partial_info(call_id: str, pieces: int) -> dict[str, Any]:
+    """What is known of a call while it writes: so many pieces of text have come. `meta_info` comes at its end."""
+    return {"id": call_id, "completion_tokens": pieces, "finish_reason": None}
+
+
+def _finish_reason(meta: Meta) -> dict[str, Any]:
+    if meta.finish_reason == "length":
+        return {"type": "length", "length": meta.generated_tokens}
+    if meta.finish_reason == "cancelled":
+        return {"type": "abort", "message": "cancelled"}
+    return {"type": "stop", "matched": meta.matched}
+
+
+def _score(score: TokenScore) -> list[Any]:
+    return [score.logprob, score.token_id, score.token_bytes.decode("utf-8", "replace")]
+
+
+def _top(score: TokenScore) -> list[list[Any]]:
+    return [[logprob, token_id, text.decode("utf-8", "replace")] for token_id, logprob, text in score.top]
+
+
+def _choice(choice: ChoiceScore) -> list[list[Any]]:
+    return [[logprob, token_id, None] for token_id, logprob in zip(choice.token_ids, choice.logprobs, strict=True)]

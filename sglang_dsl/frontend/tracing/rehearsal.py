@@ -41,8 +41,9 @@ from ...ir.nodes import (
     Tool,
     taking_part,
 )
+from ...ir.operations import text_of
 from ...ir.record import RunRecord
-from ...ir.semantics import arm_of, evaluate, same, text_of
+from ...ir.semantics import arm_of, evaluate, same
 from ..call_sites import is_library
 from ..outputs import FLOAT_REGEX, INT_REGEX
 

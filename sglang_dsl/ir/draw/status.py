@@ -20,7 +20,8 @@ from ...errors import CancelledError, DslError
 from ..execution import MISSING, Meta, Outcome
 from ..graph import Graph
 from ..nodes import Break, Gen, Input, Join, Loop, Map, Node, Select, Switch, Tool, data_of, subgraphs
-from ..semantics import ballot_of, evaluate, text_of
+from ..operations import text_of
+from ..semantics import ballot_of, evaluate
 from ..values import RecordedError
 from .labels import in_graph, printable, shorten, ways_taken
 

@@ -10,9 +10,10 @@ from typing import Any
 from ...errors import CancelledError, DslError, InvalidValueError, RunError, SpecError
 from ...ir.execution import Event, Meta, Outcome
 from ...ir.nodes import Gen, Reasoning, Reference, RoleBegin, Select, Text
+from ...ir.operations import text_of
 from ...ir.outcome import Accepted, Torn
 from ...ir.prompts import blank_finding, choices_of
-from ...ir.semantics import evaluate, text_of
+from ...ir.semantics import evaluate
 from ...ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec
 from ..schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequest, ScoreResult
 from .answers import checked_at_once, judged, prepare, value_of

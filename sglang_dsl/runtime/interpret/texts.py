@@ -12,7 +12,8 @@ from ...errors import ContextLengthError, DslError, GraphError, RoleError, RunEr
 from ...ir.execution import Outcome
 from ...ir.expressions import is_data
 from ...ir.nodes import Break, Input, Piece, Plain, Raw, Reference, Return, RoleBegin, RoleEnd, Text, is_role_word
-from ...ir.semantics import Lookup, evaluate, misfit, text_of
+from ...ir.operations import text_of
+from ...ir.semantics import Lookup, evaluate, misfit
 from ...ir.specs import shown
 from ..text.tokenizer import MEASURED_FIRST, TextPiece
 from .entries import Entry
