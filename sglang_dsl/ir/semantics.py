@@ -3,7 +3,7 @@
 Whoever runs a graph, makes one, or draws one asks here, so that all of them agree. Nothing here runs code of a user's.
 
     every_node, references_of, mapped     the walk over nodes, and over what they refer to
-    evaluate, text_of                     the value of an expression, and how a value reads inside a prompt
+    evaluate                              the value of an expression
     same, is_among, arm_of, taken_by      which values are equal in JSON, and which arm of a switch a value takes
     misfit                                whether an argument has the lists and keys that a trace took for granted
     Count, ballot_of                      when a join is decided, and what it is worth: branches in, verdict out
