@@ -4,7 +4,6 @@ import json
 import re
 import socket
 import subprocess
-import time
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 
@@ -26,6 +25,9 @@ from sglang_dsl.ir.draw import draw
 from sglang_dsl.ir.execution import Meta, Outcome
 from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.nodes import Gen
+from tests.counted import counted
+
+CALLS_PER_NODE = 1000  # of functions, for a picture of thousands of nodes; measured: up to 750
 
 TEXT_FORMATS = ["terminal", "mermaid", "dot", "svg", "html"]
 GRAPHS = [nasty(), every_kind(), router(), support_agent(), tree_of_thought()]
@@ -44,12 +46,11 @@ def no_network(monkeypatch):
 
 @pytest.mark.usefixtures("no_network")
 @pytest.mark.parametrize("form", [*TEXT_FORMATS, "trace"])
-def test_draw_one_node_named_a_without_network_takes_less_than_a_second(form):
+def test_draw_one_node_named_a_without_network_takes_little(form):
     graph = Graph([Gen(id="A", name="A")], name="A")
     outcomes = {"A": Outcome(value="x", text="x", meta=Meta(finished_s=1.0))}
-    started = time.perf_counter()
-    picture = draw(graph, form, outcomes=outcomes)
-    assert time.perf_counter() - started < 1
+    picture, calls = counted(lambda: draw(graph, form, outcomes=outcomes))
+    assert calls < 100_000
     assert "gen A" in picture
 
 
@@ -58,10 +59,10 @@ def test_draw_one_node_named_a_without_network_takes_less_than_a_second(form):
 @pytest.mark.parametrize("form", TEXT_FORMATS)
 @pytest.mark.parametrize("fold", [None, 12], ids=["unfolded", "folded"])
 @pytest.mark.filterwarnings("ignore:.*Mermaid's limits")
-def test_draw_five_thousand_nodes_takes_less_than_five_seconds(graph, form, fold):
-    started = time.process_time()
-    assert draw(graph, form, fold=fold)
-    assert time.process_time() - started < 5
+def test_draw_five_thousand_nodes_takes_time_by_the_node(graph, form, fold):
+    picture, calls = counted(lambda: draw(graph, form, fold=fold))
+    assert picture
+    assert calls < CALLS_PER_NODE * len(graph)
 
 
 @pytest.mark.parametrize("graph", GRAPHS, ids=lambda g: g.name[:12])
