@@ -328,7 +328,7 @@ def _measure(tree: Path, rooms: Sequence[str], folders: Sequence[str], found: Pa
     )  # fmt: skip
     plugin = Reached(cover)
     cover.start()
-    found_folders = [f"tests/{name}" for name in folders if (tree / "tests" / name).is_dir()]
+    found_folders = [f"tests/{name}" for name in folders if (tree / "tests" / name).exists()]
     pytest_in(tree, ["-k", f"not ({LENGTHY})", *found_folders], plugin)
     cover.stop()
     data = cover.get_data()
@@ -433,7 +433,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--check", action="store_true", help=f"fail under {LEAST:.0%} in {', '.join(JUDGED)}")
     parser.add_argument("--reached", type=Path, help="a file that keeps what the tests reach, for another run")
-    parser.add_argument("--tests", nargs="+", default=TESTS, help=f"folders of tests ({', '.join(TESTS)})")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help=f"folders or files of tests ({', '.join(TESTS)})")
     parser.add_argument("--only", default="", help="only mutants of functions whose name holds this")
     return parser.parse_args()
 
