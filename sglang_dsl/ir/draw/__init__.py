@@ -1,8 +1,7 @@
 """Pictures of a graph: text for a terminal, Mermaid and Graphviz, an SVG, one HTML page, a timeline.
 
-No format needs a network, a browser or a Graphviz binary to be made.
-
-A picture as text that a notebook shows as a picture.
+No format needs a network, a browser or a Graphviz binary to be made. `draw` returns a `Drawing`: text that a notebook shows as
+a picture.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ if TYPE_CHECKING:
     from ..execution import Meter, Outcome
     from ..graph import Graph
 
+__all__ = ["FOLD", "Drawing", "Format", "draw"]
 
 Format = Literal["terminal", "mermaid", "dot", "svg", "html", "trace"]
+FOLD = 12  # a fork with more branches than this is drawn as its first ones and a count
 FRAME_HEIGHT = 620  # pixels of the page in a notebook cell
 
 
@@ -47,11 +48,6 @@ class Drawing(str):
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """What IPython prints: text as it reads, of a page only what it is."""
         printer.text(f"<{self.form} picture>" if self.form in ("svg", "html") else str(self).rstrip())
-
-
-__all__ = ["FOLD", "Drawing", "Format", "draw"]
-
-FOLD = 12  # a fork with more branches than this is drawn as its first ones and a count
 
 
 def draw(
@@ -92,7 +88,7 @@ def _draw(
 ) -> str:
     """Each format is loaded when it is first drawn."""
     if form == "trace":
-        from .timeline import draw_timeline
+        from .status import draw_timeline
 
         return draw_timeline(graph, outcomes)
     if form not in get_args(Format):
@@ -114,7 +110,7 @@ def _draw(
 
             return draw_dot(account, fold)
         case "svg":
-            from .svg import draw_svg
+            from .markup import draw_svg
 
             return draw_svg(account, fold)
         case "html":

@@ -24,8 +24,7 @@ from ..prompts import rendered
 from ..specs import spelled
 from .labels import Names, missing_of, names_of, notes, printable, show, show_reference, title, ways, ways_taken
 from .picture import folded_forks
-from .status import PLANNED, Account, unjoined
-from .timeline import TimelineBar, calls_of_run
+from .status import PLANNED, Account, TimelineBar, calls_of_run, unjoined
 
 SCRIPTS = ("model.js", "layout.js", "paint.js", "panel.js", "timeline.js", "main.js")
 SHOWN_VALUE_CHARACTERS = 20_000

@@ -1,6 +1,6 @@
 """What a node is called in a picture: plain words, unescaped. Each format escapes them in its own way.
 
-Which ways a run took through the sub-graphs of a node, and what it gave there.
+Also: which ways a run took through the sub-graphs of a node, and what it gave there.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""A graph as boxes, frames and links: what all flat formats (Mermaid, DOT, SVG) draw.
+"""A graph as boxes, frames and links, which all flat formats (Mermaid, Graphviz, SVG) draw; and what is left out of large ones.
 
-Sub-graphs become frames, what is left out stands as a count (`picture.py`), keys are generated, so no text of the user is
-ever an identifier.
-
-What a picture leaves out where a graph is large, and what stands for it.
+Sub-graphs become frames. Keys are generated, so no text of the user is ever an identifier. What is left out stands as a count.
 
 A wide fork is drawn as a few branches and a count. Only branches that are alike are counted away: each group of branches
 with the same nodes, in the same states, is folded by itself, so one that differs from its siblings is always drawn.
