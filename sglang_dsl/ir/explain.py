@@ -1,9 +1,8 @@
-"""`explain`: what a graph will cost, call by call, and what a reordered prompt would share.
+"""`explain`: what a graph costs before it runs, and what a reordered prompt would share.
 
-What a graph costs before it runs: tokens per call, and KV memory, counted by a model's own meter.
-
-Values that do not exist yet count by their bound. Of a Switch the arm with the most tokens counts, a Loop counts once
-per possible turn, a Map once per item (once where the items are not known), so all sums are upper bounds.
+Tokens per call and KV memory are counted by a model's own meter. Values that do not exist yet count by their bound. Of a
+Switch the arm with the most tokens counts, a Loop counts once per possible turn, a Map once per item (once where the items
+are not known), so all sums are upper bounds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The graph: nodes in append order, with networkx views over their edges.
+"""The graph: nodes in append order, with networkx views over their edges; and what all nodes have in common (`Node`).
 
-Append-only while a run grows it, frozen after. Owner: the State that builds it (one thread); readers take `nodes`.
-
-What all nodes of the graph have in common. The kinds stand in `nodes.py`; graphs (`graph.py`) need to know no more than this.
+A graph is append-only while a run grows it, and frozen after. Owner: the State that builds it (one thread). It knows of its
+nodes no more than `Node` says; the kinds stand in `nodes.py`.
 """
 
 from __future__ import annotations

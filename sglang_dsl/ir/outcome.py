@@ -1,10 +1,10 @@
-"""What a node resolved to, and what is known about how.
+"""What a node resolved to, and what is known about how; and the one text of what several nodes of a path say.
 
-One text of what several nodes of a path say: a character whose bytes two calls wrote is one character.
+In that text a character whose bytes two calls wrote is one character:
 
-call 1   e4 b8 80 e6 97     text "一\\ufffd"   torn: tail e6 97
-call 2   a5 21              text "\\ufffd!"    torn: head a5
-path                        "一日!"            whose bytes are decoded as one text
+    call 1   e4 b8 80 e6 97     text "一\\ufffd"   torn: tail e6 97
+    call 2   a5 21              text "\\ufffd!"    torn: head a5
+    path                        "一日!"            whose bytes are decoded as one text
 """
 
 from __future__ import annotations

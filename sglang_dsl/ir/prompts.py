@@ -1,13 +1,11 @@
-"""The prompt of every node of a graph, as a model's meter renders it.
+"""The prompt of every node of a graph, as a model's meter renders it, and what can be said about prompts before a run.
 
-Seams of a graph where encoding both sides together would give other tokens: before a choice, and where a branch begins.
+Seams: places where encoding both sides together would give other tokens, before a choice and where a branch begins. What a
+call will write is not known, so the seams around generated text are left out. A turn's marker never merges.
 
-What a call will write is not known, so the seams around generated text are left out. A turn's marker never merges.
-
-The prefix linter: text that calls could share, and do not because something different stands before it.
-
-A prefix is shared up to the first token that differs. Constant text behind a value, or behind words that differ from
-branch to branch, is computed again for every call; moved in front of them it is computed once.
+The prefix linter: text that calls could share, and do not because something different stands before it. A prefix is shared up
+to the first token that differs. Constant text behind a value, or behind words that differ from branch to branch, is computed
+again for every call; moved in front of them it is computed once.
 """
 
 from __future__ import annotations

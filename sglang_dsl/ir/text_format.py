@@ -7,8 +7,6 @@
 
 `<-` names the context, `when` the values that decided. Strings are JSON strings, so a node never spans lines; what a
 node holds (arms, bodies) is indented below it. The grammar is `graph.lark`, beside this file.
-
-Reading the readable form: `graph.lark` and what each of its rules becomes.
 """
 
 from __future__ import annotations
@@ -237,9 +235,6 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormatError:
         hint="print_graph(graph) shows the form; ir/graph.lark is its grammar",
     )
 
-
-if TYPE_CHECKING:
-    pass
 
 RECORDS = ("sampling", "constraint", "reasoning")
 APART = (

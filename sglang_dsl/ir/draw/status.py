@@ -13,6 +13,7 @@ Format" of the Catapult project (complete events "X", counters "C", metadata "M"
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
