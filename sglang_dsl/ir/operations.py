@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..errors import GraphError
-from .expressions import is_too_deep
-from .nodes import Json, Operation
+from .expressions import Json, Operation, is_too_deep
 from .outcome import MISSING
 from .specs import shown
 

@@ -12,7 +12,6 @@ from sglang_dsl.errors import CancelledError, EngineClosedError
 from sglang_dsl.ir.execution import ConstraintReport
 from sglang_dsl.ir.specs import ConstraintSpec
 from sglang_dsl.runtime.cache.keys import Namespace
-from sglang_dsl.runtime.engine.worker import TargetInfo
 from sglang_dsl.runtime.schedule.request import (
     GenerateRequest,
     GenerateResult,
@@ -20,6 +19,7 @@ from sglang_dsl.runtime.schedule.request import (
     ScoreRequest,
     ScoreResult,
     Sink,
+    TargetInfo,
 )
 from sglang_dsl.runtime.text.plain import ChatMlTemplate, PieceTokenizer
 

@@ -22,9 +22,8 @@ from ...ir.record import RunRecord
 from ...ir.specs import ConstraintSpec
 from ..cache.keys import Namespace
 from ..constrain.compile import audit
-from ..engine.worker import TargetInfo
 from ..interpret.events import EventLog
-from ..schedule.request import GenerateResult, LeaseId, Request, Sink
+from ..schedule.request import GenerateResult, LeaseId, Request, Sink, TargetInfo
 from ..text.plain import PieceTokenizer
 from ..text.tokenizer import ChatTemplate, TextModel, TextPiece, Tokenizer, Turn
 from .cassette import Cassette, RecordedCall, difference, key_of, nearest, turn_key

@@ -32,11 +32,21 @@ from ...ir.specs import (
 )
 from ..cache.keys import Namespace, TokenIds
 from ..schedule.config import SchedulerConfig
-from ..schedule.request import BranchOrder, GenerateRequest, Label, LeaseId, Lineage, Request, ScoreRequest, Sink
+from ..schedule.request import (
+    BranchOrder,
+    GenerateRequest,
+    Label,
+    LeaseId,
+    Lineage,
+    Request,
+    ScoreRequest,
+    Sink,
+    TargetInfo,
+)
 from ..text.stops import finders
 from ..text.tokenizer import Tokenizer, check_fits, with_bos
 from .clock import Clock
-from .worker import TargetInfo, WorkerInfo
+from .worker import WorkerInfo
 
 Item: TypeAlias = tuple[Request, Sink]
 

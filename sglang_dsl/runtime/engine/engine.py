@@ -26,7 +26,7 @@ from ...ir.execution import ConstraintReport, check_models_allowed, on_loop
 from ...ir.specs import ConstraintSpec, SamplingSpec, entries
 from ..cache.keys import Namespace
 from ..schedule.config import WorkerFacts
-from ..schedule.request import GenerateRequest, GenerateResult, LeaseId, Request, ScoreResult, Sink
+from ..schedule.request import GenerateRequest, GenerateResult, LeaseId, Request, ScoreResult, Sink, TargetInfo
 from ..schedule.scheduler import Scheduler
 from ..text.tokenizer import TextModel
 from .border import (
@@ -50,7 +50,7 @@ from .clock import Clock, WallClock
 from .loop import Command, EngineLoop, EngineThread
 from .metrics import EngineSnapshot, Health
 from .streams import PendingResult, TextStream
-from .worker import TargetInfo, Worker, WorkerInfo
+from .worker import Worker, WorkerInfo
 
 Auditor: TypeAlias = Callable[[ConstraintSpec], ConstraintReport]
 T = TypeVar("T")

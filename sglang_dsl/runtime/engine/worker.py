@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...ir.specs import ConstraintSpec
-from ..cache.keys import Namespace
 from ..schedule.step import StepPlan, StepResult
 
 
@@ -30,16 +29,6 @@ class WorkerInfo:
     device: str = "cpu"
     weight_version: str = "0"
     length_borders: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetInfo:
-    """Facts a program can ask for before it runs."""
-
-    model: str
-    context_tokens: int
-    kv_bytes_per_token: int
-    namespace: Namespace  # with everything but the user's key filled in
 
 
 class Worker(Protocol):

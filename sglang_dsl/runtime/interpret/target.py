@@ -11,8 +11,7 @@ from typing import Protocol
 from ...ir.execution import ConstraintReport
 from ...ir.specs import ConstraintSpec
 from ..cache.keys import Namespace
-from ..engine.worker import TargetInfo as TargetInfo
-from ..schedule.request import LeaseId, Request, Sink
+from ..schedule.request import LeaseId, Request, Sink, TargetInfo
 from ..text.tokenizer import TextModel
 
 

@@ -18,6 +18,16 @@ from ..cache.keys import Namespace
 LeaseId: TypeAlias = int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetInfo:
+    """Facts of a model that a program can ask for before it runs."""
+
+    model: str
+    context_tokens: int
+    kv_bytes_per_token: int
+    namespace: Namespace  # with everything but the user's key filled in
+
+
 @total_ordering
 class BranchOrder:
     """Where a request stands among the branches of its program: the indices of the branches around it, outermost first, compared
