@@ -434,3 +434,14 @@ class SchemaWeakness:
 
     def __str__(self) -> str:
         return f"{self.keyword!r} at {self.path or '#'} {self.detail}"
+
+
+Schema: TypeAlias = bool | dict[str, Any]
+
+
+def refused(path: str, keyword: str, why: str, hint: str = "") -> ConstraintError:
+    """The error for one keyword of a JSON schema at one JSON path."""
+    return ConstraintError(
+        f"schema keyword {keyword!r} at {path or '#'}: {why}",
+        hint=hint or "leave it out, and check the value after reading it",
+    )

@@ -21,15 +21,16 @@ from .grammar import (
     LiteralText,
     Ref,
     Repeat,
+    Schema,
     Seq,
     alt,
     optional,
+    refused,
     repeat,
     seq,
     text,
 )
 from .json_text import PLAIN, string_expr, value_expr, written
-from .normalise import Schema, refused
 
 Find = Callable[[str, str, Any, str], None]
 

@@ -23,11 +23,13 @@ from .grammar import (
     Expr,
     Grammar,
     Ref,
+    Schema,
     SchemaWeakness,
     alt,
     load_json,
     one_of,
     optional,
+    refused,
     repeat,
     seq,
     text,
@@ -45,7 +47,7 @@ from .json_text import (
     value_expr,
     written,
 )
-from .normalise import TYPES, Refs, Schema, disjoint, filtered, merge, refused
+from .normalise import TYPES, Refs, disjoint, filtered, merge
 from .regex import ECMA_AND_PYTHON, search_expr
 
 

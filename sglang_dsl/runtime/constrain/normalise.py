@@ -11,10 +11,10 @@ import json
 import math
 from collections.abc import Callable
 from itertools import combinations
-from typing import Any, TypeAlias
+from typing import Any
 
 from ...errors import ConstraintError
-from .grammar import LIMITS
+from .grammar import LIMITS, Schema, refused
 from .schema_validator import validator_of
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
@@ -94,8 +94,6 @@ _SHAPES: dict[str, tuple[_Check, str]] = (
     }
 )
 
-
-Schema: TypeAlias = bool | dict[str, Any]
 
 ANNOTATIONS = frozenset(
     [
@@ -189,14 +187,6 @@ class Refs:
             for follower in followers:
                 if isinstance(follower, dict) and "$ref" in follower:
                     self._check_loop(follower["$ref"], path, (*seen, ref))
-
-
-def refused(path: str, keyword: str, why: str, hint: str = "") -> ConstraintError:
-    """The error for one keyword at one JSON path."""
-    return ConstraintError(
-        f"schema keyword {keyword!r} at {path or '#'}: {why}",
-        hint=hint or "leave it out, and check the value after reading it",
-    )
 
 
 def merge(a: Schema, b: Schema, path: str) -> Schema:

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from functools import total_ordering
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from ...ir.execution import FinishReason, TokenScore
-from ...ir.outcome import Torn
+from ...ir.outcome import FinishReason, TokenScore, Torn
 from ...ir.specs import ConstraintSpec, SamplingSpec
 from ..cache.keys import Namespace
 

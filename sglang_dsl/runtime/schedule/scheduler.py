@@ -14,7 +14,7 @@ from collections.abc import Sequence as Tokens
 from typing import Literal
 
 from ...errors import DeadlineError, IntegrityError, QueueFullError, SpecError
-from ...ir.execution import TokenScore
+from ...ir.outcome import TokenScore
 from ..cache import integrity
 from ..cache.keys import Namespace, key_of, pack
 from ..cache.prefix_cache import PrefixCache

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as AbcSequence
 from collections.abc import Sequence as Tokens
 
-from ...ir.execution import TokenScore
+from ...ir.outcome import TokenScore
 from ..cache.keys import key_of, tokens_of
 from ..cache.node import Receipt
 from .request import GenerateRequest, Logprobs, Phase, Request, ScoreRequest

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ...ir.execution import TokenScore
+from ...ir.outcome import TokenScore
 from ...ir.specs import ConstraintSpec, SamplingSpec
 from .request import Label
 
