@@ -321,8 +321,7 @@ class Program(Generic[P, R]):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions, batch: BatchItem | None = None
     ) -> Session[R]:
         arguments = {**self.bound, **dict(zip(self.parameters, args, strict=False)), **kwargs}
-        prediction = self._predicted(args, kwargs, options) if self.pure else None
-        spec = RunSpec(program=self.name, options=options, arguments=arguments, prediction=prediction, batch=batch)
+        spec = RunSpec(program=self.name, options=options, arguments=arguments, batch=batch)
         return Session(
             partial(self.call, args=args, kwargs=kwargs),
             spec,
@@ -331,13 +330,6 @@ class Program(Generic[P, R]):
             asynchronous=self.asynchronous,
             keep_failures=self.keep_failures,
         )
-
-    def _predicted(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Graph | None:
-        try:
-            with use(options):
-                return self.trace(*args, **kwargs)
-        except Exception:  # noqa: BLE001  a prediction decides nothing: what is wrong with the body, the run will raise
-            return None
 
     def _stream(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Stream[R]:
         return Stream(lambda: self._open(args, kwargs, options), asynchronous=self.asynchronous, name=self.name)
@@ -420,8 +412,7 @@ def program(*, pure: bool = False) -> Decorator: ...
 def program(function: Any = None, /, *, pure: bool = False) -> Any:
     """Make a function a prompt program. Its first parameter (after `self` in a class) is the state.
 
-    pure: the body has no effects besides its appends, so it may be traced before each run and the trace used as a
-    prediction.
+    pure: the body has no effects besides its appends, so that running it once more, to look ahead, does no harm.
 
     Raises:
         DecorationError: a generator, no state parameter, or not a function.

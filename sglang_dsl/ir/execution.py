@@ -86,7 +86,6 @@ class RunSpec:
     options: RunOptions = field(default_factory=RunOptions)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     registry: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    prediction: Graph | None = None  # from an earlier run or trace; never changes results
     batch: BatchItem | None = None
 
 

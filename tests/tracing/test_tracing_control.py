@@ -244,3 +244,23 @@ def test_symbolic_argument_used_as_a_number_breaks() -> None:
     assert len(breaks(p.trace(3, symbolic=["n"]))) == 1
     with pytest.raises(ExportError, match="range"):
         p.export(3, symbolic=["n"])
+
+
+def test_symbolic_list_without_a_value_is_tried_with_lists_of_its_annotation() -> None:
+    @program
+    def p(s: State, topics: list[str], wanted: list[bool]):
+        def each(branch: State, topic: str) -> str:
+            branch += f"about {topic.upper()}: " + gen("text")
+            return branch["text"]
+
+        def maybe(branch: State, yes: bool) -> None:
+            branch += "?"
+            if yes:
+                branch += gen("extra")
+
+        s.map(wanted, maybe)
+        return s.map(topics, each)
+
+    graph = p.export(symbolic=["topics", "wanted"])
+    assert [n.type_name for n in graph if isinstance(n, Input)] == ["list[str]", "list[bool]"]
+    assert sum(isinstance(n, Map) for n in graph) == 2

@@ -207,7 +207,7 @@ def test_async_program_is_exported() -> None:
     assert asyncio.run(inside()) == p.export()
 
 
-def test_pure_program_runs_with_its_trace_as_a_prediction() -> None:
+def test_body_of_a_pure_program_runs_once() -> None:
     seen = []
 
     @program(pure=True)
@@ -218,4 +218,4 @@ def test_pure_program_runs_with_its_trace_as_a_prediction() -> None:
         return s["k"]
 
     assert p.run(options=RunOptions(backend=mock({"k": "b"}))).value == "b"
-    assert len(seen) == 3  # two paths, and the run
+    assert len(seen) == 1

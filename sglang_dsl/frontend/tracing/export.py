@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from ...errors import ExportError, GraphError, Origin
+from ...errors import DslError, ExportError, GraphError, Origin
 from ...ir.execution import RunSpec, execute
 from ...ir.graph import Graph
 from ...ir.json_format import check_exportable
@@ -17,10 +17,11 @@ from ...ir.nodes import Break, Input, Json
 from ...ir.semantics import every_node
 from ...ir.specs import RunOptions
 from ...ir.verify import verify
+from ..annotations import hints_of
 from ..session import Session
 from .decisions import Stop, way_out
 from .guard import driven, outside_of_loops, same_random
-from .rehearsal import Call, Performance, Rehearsal, Samples, texts_for
+from .rehearsal import Call, Performance, Rehearsal, Samples, schema_of, texts_for
 from .shapes import Tags
 from .tracer import Traceable, traced
 
@@ -105,6 +106,8 @@ class _Trials:
         self._symbolic = symbolic
         self._graph = graph
         self._inputs = [node for node in graph if isinstance(node, Input)]
+        hints = hints_of(program.function).types
+        self._schemas = {node.name: schema_of(hints[node.name]) for node in self._inputs if node.name in hints}
 
     def run(self, trials: int | None) -> None:
         """Raise ExportError at the first difference."""
@@ -115,7 +118,7 @@ class _Trials:
                 self._compare(samples)
 
     def _compare(self, samples: Samples) -> None:
-        given = {node.name: _sampled(node, samples) for node in self._inputs}
+        given = {node.name: _sampled(node, self._schemas.get(node.name, {}), samples) for node in self._inputs}
         body, value, error = self._run_body(samples, given)
         try:
             backend = Rehearsal(samples)
@@ -127,7 +130,7 @@ class _Trials:
             )
             execute(self._graph, backend, spec)
             performed = backend.run
-        except GraphError as failure:
+        except DslError as failure:
             if error is None:
                 raise self._differs(f"the graph fails ({failure.what}), and the body does not") from failure
             return
@@ -147,7 +150,7 @@ class _Trials:
                 raise self._differs(f"the graph makes the call {_short(call)}, and the body does not", call.node.origin)
         if len(ours) != len(theirs):
             raise self._differs(f"the body makes {len(ours)} calls, the graph {len(theirs)}")
-        if body.root.end != graph.root.end:
+        if (body.root.end or "") != (graph.root.end or ""):
             where, said, instead = _first_difference(body, graph)
             raise self._differs(f"the body's text goes on with {said!r}, the graph's with {instead!r}", where)
         returned = graph.root.outcomes.get("return")
@@ -188,10 +191,16 @@ class _Trials:
         )
 
 
-def _sampled(node: Input, samples: Samples) -> Json:
+_PLAIN: dict[str, str] = {"int": "integer", "float": "number", "bool": "boolean", "str": "string"}
+
+
+def _sampled(node: Input, schema: Any, samples: Samples) -> Json:
+    """A value for an argument. `schema`: of its annotation."""
     if node.structure is not None:
         return _like(node.structure, samples, node.name)
-    return _leaf(node.type_name, samples, node.name)
+    return samples.data(
+        {"type": _PLAIN[node.type_name]} if node.type_name in _PLAIN else schema, node.name, root=schema
+    )
 
 
 def _like(structure: Json, samples: Samples, where: str) -> Json:
@@ -200,12 +209,7 @@ def _like(structure: Json, samples: Samples, where: str) -> Json:
             return [_like(item, samples, f"{where}[{i}]") for i, item in enumerate(structure)]
         case dict():
             return {key: _like(item, samples, f"{where}.{key}") for key, item in structure.items()}
-    return _leaf(str(structure), samples, where)
-
-
-def _leaf(type_name: str, samples: Samples, where: str) -> Json:
-    kinds: dict[str, str] = {"int": "integer", "float": "number", "bool": "boolean", "str": "string"}
-    return samples.data({"type": kinds[type_name]} if type_name in kinds else {}, where)
+    return samples.data({"type": _PLAIN[structure]} if structure in _PLAIN else {}, where)
 
 
 def _shown(call: Call) -> tuple[str, str]:

@@ -1,9 +1,9 @@
-"""An executor without a model: every call is answered at once from samples, and remembered.
+"""What an export is tried on: values that a model might give (nasty texts, JSON under a schema), and an executor that answers
+every call with them at once.
 
-It exists to try a graph against its body: both run here, and have to make the same calls. Small on purpose: no batches,
-no cache, no failures.
-
-Values a model might give, for trying a graph against its body: nasty texts, and JSON under a schema.
+The body and its graph both run here and have to make the same calls. It has no steps, batches, failures or time, so that
+a trial takes a millisecond and a race ends the same way in both; what nodes mean (expressions, arms, joins) it asks
+`ir/semantics.py`, as the runtime does.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from ...errors import CancelledError, GraphError, Origin, SpecError
+from ...errors import GraphError, Origin, SpecError
 from ...ir.execution import MISSING, Event, Meta, Meter, Outcome, RunSpec, RunSummary, Usage
 from ...ir.graph import Graph
 from ...ir.nodes import (
@@ -43,7 +43,7 @@ from ...ir.nodes import (
 )
 from ...ir.operations import text_of
 from ...ir.record import RunRecord
-from ...ir.semantics import arm_of, evaluate, same
+from ...ir.semantics import Count, Ended, Verdict, arm_of, ballot_of, evaluate, same
 from ..call_sites import is_library
 from ..outputs import FLOAT_REGEX, INT_REGEX
 
@@ -363,37 +363,26 @@ class Performance:
         return Outcome(value=self._samples.data(schema, tool.tool, arguments, root=schema))
 
     def _join(self, join: Join, frame: Frame) -> Outcome:
-        values = [MISSING if v is None else evaluate(v, frame.find) for v in join.values]
+        """Branches end in their order, so it is decided as by branches that take equally long."""
+        count = Count(join, len(join.values))
+        verdict = None
+        for branch in taking_part(join, range(len(join.values))):
+            value = join.values[branch]
+            given = MISSING if value is None else evaluate(value, frame.find)
+            count.add(Ended(branch, given, ballot=ballot_of(join, given)))
+            verdict = verdict or count.verdict()
+        if join.key is not None and count.good:
+            best = max(count.good, key=lambda ended: self.registry[join.key or ""](ended.value))
+            verdict = Verdict(best.value, (best.branch,))
+        if verdict is None:
+            raise GraphError(f"the join of {join.fork!r} is not decided")
+        if verdict.error is not None:
+            raise verdict.error
+        text = ""
         if join.mode == "concat":
             start = len(frame.text_at(join.fork))
             text = "".join(frame.text_at(tip)[start:] for tip in taking_part(join, join.tips))
-            return Outcome(value=taking_part(join, values), text=text)
-        winners = self._winners(join, values)
-        if join.mode == "first":
-            return Outcome(value=[values[i] for i in winners], winners=tuple(winners))
-        if join.mode in ("quorum", "vote", "best"):
-            return Outcome(value=values[winners[0]], winners=tuple(winners))
-        if join.mode == "settle":
-            left_out = {i: CancelledError(f"branch {i} takes no part in the join") for i in join.skipped}
-            return Outcome(value=[left_out.get(i, value) for i, value in enumerate(values)], winners=tuple(winners))
-        return Outcome(value=taking_part(join, values), winners=tuple(winners))
-
-    def _winners(self, join: Join, values: list[Any]) -> list[int]:
-        good = [i for i, value in enumerate(values) if value is not MISSING and i not in join.skipped]
-        match join.mode:
-            case "first":
-                return good[: join.k]
-            case "best":
-                key = self.registry[join.key or ""]
-                return [max(good, key=lambda i: key(values[i]))]
-            case "vote" | "quorum":
-                groups: dict[str, list[int]] = {}
-                for i in good:
-                    groups.setdefault(json.dumps(values[i], sort_keys=True, default=repr), []).append(i)
-                if join.mode == "vote":
-                    return max(groups.values(), key=lambda group: (len(group), -group[0]))
-                return next((g[: join.k] for g in groups.values() if len(g) >= (join.k or 1)), good[:1])
-        return good
+        return Outcome(value=verdict.value, text=text, winners=verdict.winners)
 
     # sub-graphs --------------------------------------------------------------------------------------------------
 
@@ -436,10 +425,14 @@ class Performance:
 
 def result_schema(function: Callable[..., Any] | None) -> Any:
     """The JSON schema of what a tool says it returns; {} for anything."""
+    tool = getattr(function, "tool", None)
+    return schema_of(tool.hints.get("return", Any) if tool is not None else Any)
+
+
+def schema_of(hint: Any) -> Any:
+    """The JSON schema of a type; {} for anything."""
     from ..outputs import output_of
 
-    tool = getattr(function, "tool", None)
-    hint = tool.hints.get("return", Any) if tool is not None else Any
     plain = {str: "string", int: "integer", float: "number", bool: "boolean"}
     if hint in (Any, dict, list):
         return {}
