@@ -46,7 +46,9 @@ JUDGED = ("schedule", "cache", "interpret")  # `--check` holds these to LEAST
 LEAST = 0.9
 TESTS = ("cache", "schedule", "constrain", "interpret", "engine", "mock", "proof")
 UNIT = "not engine and not model and not long and not browser"
-LENGTHY = "growth or random or storm"  # in names of tests that take long and are given to no mutant
+LENGTHY = (
+    "growth or storm or random_programs or ten_thousand"  # in names of tests that take long and are given to no mutant
+)
 NEAR_S, FAR_S = 30.0, 30.0  # of tests in the room's own folder, and of others, that a mutant is given at most
 PRELOADED = ("hypothesis", "pydantic", "jsonschema", "greenlet", "lark", "regex", "networkx", "rich", "asyncio")
 MEMORY_BYTES = 8 << 30  # address space of a process; a mutant may allocate for ever
@@ -65,6 +67,11 @@ class Mutant:
     end: int
     before: str
     after: str
+
+    def line(self, source: bytes) -> str:
+        """The line it begins in, as `mutants_equivalent.toml` names it."""
+        first = source.rfind(b"\n", 0, self.start) + 1
+        return source[first : source.find(b"\n", self.start)].decode().strip()
 
     def apply(self, source: bytes) -> bytes:
         return source[: self.start] + self.after.encode() + source[self.end :]
@@ -314,7 +321,7 @@ class Coverage:
         lines = self.by_line.get(mutant.path, {})
         met = {test for line in mutant.lines for test in lines.get(str(line), ())}
         if not met and any(str(line) in lines for line in mutant.lines):
-            met = {test for tests in lines.values() for test in tests}
+            met = {test for tests in lines.values() for test in tests} or set(self.took_s)
         return sorted((test for test in met if test in self.took_s), key=lambda test: (self.took_s[test], test))
 
 
@@ -438,9 +445,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def equivalents() -> set[tuple[str, str, str]]:
+def equivalents() -> set[tuple[str, str, str, str]]:
     listed = tomllib.loads(EQUIVALENT.read_text()).get("mutant", []) if EQUIVALENT.exists() else []
-    return {(entry["function"], entry["before"], entry["after"]) for entry in listed}
+    return {(entry["function"], entry["line"], entry["before"], entry["after"]) for entry in listed}
 
 
 def main() -> int:
@@ -472,7 +479,7 @@ def judge(options: argparse.Namespace, tree: Path, sources: dict[str, tuple[str,
         found[room] += (
             m
             for m in mutants_of(room, path, source)
-            if (m.function, m.before, m.after) not in listed and options.only in m.function
+            if (m.function, m.line(source), m.before, m.after) not in listed and options.only in m.function
         )
     drawn = {
         room: random.Random(options.seed).sample(mutants, min(options.sample, len(mutants)))

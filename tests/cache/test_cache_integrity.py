@@ -65,3 +65,13 @@ def test_check_of_tree_pages_used_without_a_lock_fails(bench):
     client.receipt = None
     with pytest.raises(IntegrityError, match="without a lock"):
         it.check()
+
+
+def test_check_of_a_page_that_is_held_and_free_at_once_fails(bench):
+    it = bench()
+    client = it.client(1, 2, 3)
+    assert client.compute()
+    it.check()
+    it.cache.pool.free(client.pages[-1:])
+    with pytest.raises(IntegrityError):
+        it.check()

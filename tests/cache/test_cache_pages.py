@@ -92,3 +92,12 @@ def test_pool_used_from_a_second_thread_is_refused():
 def test_pack_of_what_are_no_token_ids_is_refused(ids):
     with pytest.raises(SpecError, match="token ids"):
         pack(ids)
+
+
+def test_owner_of_a_page_is_who_had_it_last_and_nobody_for_what_is_no_page():
+    pool = PagePool(4, 1)
+    [page] = pool.allocate_each([7])
+    assert pool.last_owner(page) == 7
+    pool.free([page])
+    assert pool.last_owner(page) == 7
+    assert pool.last_owner(-1) == pool.last_owner(4) == -1

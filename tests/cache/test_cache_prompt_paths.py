@@ -77,12 +77,11 @@ def test_continued_prompt_of_another_namespace_finds_nothing(bench):
     assert found(it, said[-1]) == 0
 
 
-@pytest.mark.parametrize("evicted", [1, 5, 12, 30, 60])
-def test_continued_prompt_after_an_eviction_finds_what_is_left(bench, evicted):
-    it = bench(num_pages=400)
-    said = conversation(it, random.Random(4), 20)
-    for ids in said:
-        found(it, ids)
+@pytest.mark.parametrize("evicted", [1, 5, 12, 30, 60, 100])
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_continued_prompt_after_an_eviction_finds_what_is_left(bench, evicted, page_size):
+    it = bench(num_pages=400, page_size=page_size)
+    said = conversation(it, random.Random(4), 45)
     it.cache.pool.free(it.cache.tree.evict(evicted))
     for ids in reversed(said):
         found(it, ids)

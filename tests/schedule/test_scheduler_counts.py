@@ -209,3 +209,24 @@ def test_request_with_an_unknown_id_is_left_alone(lab):
     it.scheduler.finish("nobody", 3)
     assert not it.scheduler.cancel("nobody")
     assert counts(it, *ENDS) == (0, 0, 0, 0, 0, 0)
+
+
+def test_request_that_ended_in_flight_is_not_ended_again_by_its_deadline(lab):
+    it = lab()
+    it.generate("r", PROMPT, 5, deadline_s=1.0)
+    plan = it.scheduler.step(it.now)
+    it.cancel("r")
+    assert it.scheduler.expired(2.0) == []
+    it.land(plan)
+    assert counts(it, *ENDS) == (1, 0, 0, 1, 0, 0)
+    it.expect_all_released()
+
+
+def test_score_asks_for_the_unconditional_scores_only_where_it_is_told_to(lab):
+    it = lab(bos=3)
+    it.score("plain", PROMPT, [(1, 2), (3,)])
+    it.score("both", PROMPT, [(1, 2), (3,)], unconditional=True)
+    it.run()
+    assert it.progress["plain"][-1].scored[1] == ()
+    assert len(it.progress["both"][-1].scored[1]) == 2
+    it.expect_cold_outputs()

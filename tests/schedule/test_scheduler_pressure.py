@@ -442,3 +442,59 @@ def test_score_is_admitted_only_where_its_longest_choice_fits(lab):
     assert it.scheduler.snapshot().retracted == 0
     it.expect_cold_outputs()
     it.expect_all_released()
+
+
+def test_lease_yields_before_a_prompt_that_can_go_no_further_is_sent_back(lab, namespace):
+    """What was to be evicted for a prompt under way is leased meanwhile: nothing runs, and the lease is the one to go."""
+    it = lab(num_pages=64, prefill_chunk_tokens=8)
+    it.generate("cached", prompt(1, 30), 1)
+    it.run()
+    it.generate("long", prompt(2, 50), 2)
+    it.turn()
+    it.scheduler.lease(prompt(1, 30), namespace(""), 3)
+    it.run()
+    assert it.ended["long"] == "finished"
+    assert it.scheduler.snapshot().demoted_leases == 1
+    assert it.scheduler.snapshot().retracted == 0
+    it.expect_cold_outputs()
+
+
+def test_preemption_takes_no_more_than_what_is_not_shared_needs(lab):
+    stem = prompt(5, 30)
+    it = lab(num_pages=120, policy="priority", max_running=8)
+    for i in range(3):
+        it.generate(f"low{i}", stem + prompt(i, 10), 20)
+    for _ in range(3):
+        it.turn()
+    it.generate("high", stem + prompt(9, 20), 10, priority=1)
+    it.turn()
+    assert it.scheduler.snapshot().preempted == 1
+    it.run()
+    it.expect_cold_outputs()
+    it.expect_all_released()
+
+
+@pytest.mark.parametrize("longer", [0, 1])
+def test_score_is_refused_for_its_longest_choice(lab, longer):
+    it = lab(context=64)
+    continuations = [(1,), tuple(range(44 + longer)), (2, 3)]
+    if longer:
+        with pytest.raises(ContextLengthError, match="20 prompt tokens and 45 new ones"):
+            it.score("s", prompt(1, 20), continuations)
+        return
+    it.score("s", prompt(1, 20), continuations)
+    it.run()
+    assert it.ended == {"s": "scored"}
+
+
+@pytest.mark.parametrize(("tokens", "running", "fits"), [(23, 8, True), (22, 8, False), (16, 1, True), (15, 1, False)])
+def test_step_has_to_have_room_for_a_page_beside_all_decode_rows(lab, tokens, running, fits):
+    if not fits:
+        with pytest.raises(SpecError, match="no room for a page"):
+            lab(page_size=16, max_batch_tokens=tokens, max_running=running)
+        return
+    it = lab(page_size=16, num_pages=40, max_batch_tokens=tokens, max_running=running)
+    for i in range(8):
+        it.generate(f"r{i}", prompt(i, 20), 8)
+    it.run()
+    it.expect_cold_outputs()

@@ -176,3 +176,12 @@ def test_score_retracted_in_the_middle_keeps_what_it_knows_and_ends_right(lab, t
     it.run()
     it.expect_cold_outputs()
     it.expect_all_released()
+
+
+def test_choices_are_computed_in_chunks_like_prompts(lab):
+    it = lab(prefill_chunk_tokens=8)
+    it.score("s", PROMPT, [tuple(range(40)), (*range(20), 3)])
+    it.run()
+    assert max(len(row.token_ids) for plan in it.worker.plans for row in plan.rows) <= 8
+    it.expect_cold_outputs()
+    it.expect_all_released()
