@@ -23,11 +23,11 @@ from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.runtime.cache.pages import PagePool
 from sglang_dsl.runtime.cache.prefix_cache import LeaseTable
 from sglang_dsl.runtime.cache.tree import RadixTree
-from sglang_dsl.runtime.engine.live_requests import SequenceOutput
 from sglang_dsl.runtime.schedule.config import SchedulerConfig, WorkerFacts
 from sglang_dsl.runtime.schedule.request import GenerateRequest
 from sglang_dsl.runtime.schedule.scheduler import Scheduler
 from sglang_dsl.runtime.schedule.step import Sampled, StepPlan, StepResult
+from sglang_dsl.runtime.text.output import OutputText
 from sglang_dsl.runtime.text.plain import PieceTokenizer
 
 PREFIX_TOKENS, SUFFIX_TOKENS, NEW_TOKENS, BRANCHES = 3012, 51, 64, 40
@@ -136,10 +136,10 @@ def text_cost(tokens: int = 2000) -> float:
     tokenizer = PieceTokenizer()
     ids = [tokenizer.intern(f" word{i % 97}") for i in range(tokens)]
     sampling = SamplingSpec(max_tokens=tokens + 1, stop=("\n\n", "END"))
-    output = SequenceOutput(GenerateRequest(request_id="text", prompt_ids=(1,), sampling=sampling), tokenizer)
+    output = OutputText(tokenizer, sampling)
     start = time.thread_time()
     for token_id in ids:
-        output.take(token_id, None, ended=False)
+        output.feed(token_id)
     return (time.thread_time() - start) / tokens * 1e6
 
 

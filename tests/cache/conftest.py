@@ -17,13 +17,14 @@ class Client:
 
     def __init__(self, cache: PrefixCache, name: str, tokens: tuple[int, ...], namespace: Namespace) -> None:
         self.cache, self.name, self.tokens = cache, name, tokens
-        match, self.receipt = cache.hold(namespace, pack(tokens), len(tokens), name)
+        match = cache.tree.match(namespace, pack(tokens), len(tokens))
+        self.receipt = cache.tree.acquire(match.node, name)
         self.pages, self.tree_pages, self.computed = match.pages, len(match.pages), match.tokens
         self.cached_tokens = match.tokens
 
     def compute(self) -> bool:
-        need = self.cache.pages_for(len(self.tokens)) - len(self.pages)
-        pages = self.cache.allocate(need, 1)
+        need = -(-len(self.tokens) // self.cache.page_size) - len(self.pages)
+        pages = self.cache.allocate_each([1] * need)
         if pages is None:
             return False
         self.pages += pages

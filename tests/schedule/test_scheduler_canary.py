@@ -19,7 +19,7 @@ def test_canary_finds_a_page_overwritten_by_somebody_else(lab):
     it = started(lab)
     it.worker.slots[it.scheduler.step(it.now).rows[0].pages[3]][0] = (9, 3)
     with pytest.raises(AssertionError, match="reads"):
-        it.land(it.scheduler._flight.plan)
+        it.land(it.scheduler._in_flight.plan)
 
 
 def test_canary_finds_a_row_that_points_at_another_position(lab):

@@ -59,7 +59,10 @@ class _Places:
 
 
 def _check_free(pool: PagePool, place: _Places) -> None:
-    place.put(pool.free_list(), "the free list", PageState.FREE)
+    free = pool.free_list()
+    place.put(free, "the free list", PageState.FREE)
+    if len(free) != pool.free_pages:
+        raise IntegrityError(f"the pool counts {pool.free_pages} free pages, the free list has {len(free)}")
 
 
 def _check_tree(cache: PrefixCache, place: _Places) -> None:

@@ -1,6 +1,6 @@
-"""Token ids as bytes, so that whole prefixes are compared by `memcmp` and not by a loop per token.
+"""What the tree is keyed by: token ids as bytes, and the namespace of computations that may be shared at all.
 
-Which computations may ever be shared: a typed tuple, hashed field by field.
+Ids are packed into bytes so that whole prefixes are compared by `memcmp` and not by a loop per token.
 """
 
 from __future__ import annotations
@@ -213,9 +213,7 @@ class Namespace:
     tenant_salt: str = ""
     user_key: str = ""
     kv_layout: str = ""  # dtype and layout of the pool
-    band: str = (
-        ""  # lengths of sequences whose state is computed alike; "" where it does not depend on the whole length
-    )
+    band: str = ""  # lengths whose state is computed in the same way; "" where it does not depend on the whole length
 
     def of_band(self, band: int) -> Namespace:
         """The same space for sequences of another band of lengths. Some models rotate every position by factors that the

@@ -27,13 +27,14 @@ class PageState(IntEnum):
 class PagePool:
     """A fixed number of pages of `page_size` tokens each. Every page is in exactly one PageState.
 
+    free_pages: those that nobody holds. tree_pages: those that the tree holds.
     Owned by one thread. Shortage is a return value (None); misuse raises IntegrityError and changes nothing.
     """
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
-        self.free_pages = num_pages  # that nobody holds
+        self.free_pages = num_pages
         self.tree_pages = 0
         self._free = list(range(num_pages - 1, -1, -1))
         self._place = bytearray(num_pages)

@@ -1,9 +1,8 @@
-"""The cache as the scheduler sees it: the tree's decisions carried out on the pool.
+"""The cache as the scheduler sees it: the tree's decisions carried out on the pool, and leases.
 
-Leases: a fork's parent path stays until its last child was admitted or has ended.
-
-The count comes from the graph. What is leased may not be computed yet: the lock then grows with what is inserted along
-its path. When memory is short a lease is demoted to a hint: its lock goes, its nodes are evicted last.
+A lease keeps the path of a fork's parent until the last child was admitted or has ended; how many children come is known from the
+graph. What is leased may not be computed yet: the lock then grows with what is inserted along its path. When memory is short a
+lease is demoted to a hint: its lock goes, its nodes are evicted last.
 """
 
 from __future__ import annotations
@@ -38,16 +37,19 @@ class Lease:
 
 
 class LeaseTable:
-    """All living leases over one tree. They lock at most `max_pages`; a lease above that is a hint at once."""
+    """All living leases over one tree. They lock at most `max_pages`; a lease above that is a hint at once.
+
+    incomplete: those whose path is not all in the tree yet. `follow` extends them.
+    """
 
     def __init__(self, tree: RadixTree, max_pages: int) -> None:
         self.max_pages = max_pages
         self.leased_pages = 0
         self.demoted = 0
+        self.incomplete: dict[int, Lease] = {}
         self._tree = tree
         self._page_bytes = tree.page_size * TOKEN_BYTES
         self._leases: dict[int, Lease] = {}
-        self._open: dict[int, Lease] = {}  # those whose path is not all there yet
         self._next_id = 0  # counts down: ids that callers give are positive
 
     def __len__(self) -> int:
@@ -88,7 +90,7 @@ class LeaseTable:
 
     def follow(self) -> None:
         """Nodes were inserted: extend the locks of leases whose path was not complete."""
-        for lease in list(self._open.values()):
+        for lease in list(self.incomplete.values()):
             at = lease.covered * TOKEN_BYTES
             receipt, next_page = lease.receipt, lease.key[at : at + self._page_bytes]
             if receipt is not None and next_page in receipt.node.children:
@@ -124,9 +126,9 @@ class LeaseTable:
         if self.leased_pages > self.max_pages:
             self._demote(lease)
         elif lease.whole:
-            self._open.pop(lease.lease_id, None)
+            self.incomplete.pop(lease.lease_id, None)
         else:
-            self._open[lease.lease_id] = lease
+            self.incomplete[lease.lease_id] = lease
 
     def _count(self, node: TreeNode, change: int) -> None:
         """One lease more or less that ends at `node`; a page counts once, however many leases cover it."""
@@ -152,7 +154,7 @@ class LeaseTable:
         self._unlock(lease)
 
     def _unlock(self, lease: Lease) -> None:
-        self._open.pop(lease.lease_id, None)
+        self.incomplete.pop(lease.lease_id, None)
         if lease.receipt is not None:
             self._count(lease.receipt.node, -1)
             self._tree.release(lease.receipt)
@@ -178,25 +180,16 @@ class PrefixCache:
         """Pages an allocation could get: free, or evictable."""
         return self.pool.free_pages + self.tree.evictable_pages
 
-    def allocate(self, count: int, owner: int) -> list[int] | None:
-        """`count` pages, evicting what it takes; None if locked pages leave too few."""
-        return self.allocate_each((owner,) * count)
-
     def allocate_each(self, owners: Sequence[int]) -> list[int] | None:
         """One page per entry, evicting what it takes; None (nothing evicted) if locked pages leave too few."""
         short = len(owners) - self.pool.free_pages
         if short > self.tree.evictable_pages:
             return None
         if short > 0:
-            self._evict(short)
+            gone = self.tree.evict(short)
+            self.evicted_pages += len(gone)
+            self.pool.free(gone)
         return self.pool.allocate_each(owners)
-
-    def hold(
-        self, namespace: Namespace, key: bytes, limit_tokens: int, owner: str, ids: Sequence[int] = ()
-    ) -> tuple[Match, Receipt]:
-        """Match and lock in one go, so that nothing evicts the match in between. ids: the prompt that `key` begins with."""
-        match = self.tree.match(namespace, key, limit_tokens, ids=ids)
-        return match, self.tree.acquire(match.node, owner)
 
     def adopt(self, receipt: Receipt, key: bytes, pages: list[int], *, priority: int = 0) -> int:
         """Insert computed tokens below `receipt.node`; the receipt moves to where they end.
@@ -214,8 +207,7 @@ class PrefixCache:
 
     def commit_pending(self) -> None:
         """The step in flight succeeded: its pending nodes and their pages become the tree's."""
-        if self.tree.pending:
-            self.pool.give(self.tree.commit_pending())
+        self.pool.give(self.tree.commit_pending())
 
     def flush(self, namespace: Namespace | None = None) -> int:
         """Forget everything no request or lease holds. Returns the pages freed."""
@@ -223,15 +215,9 @@ class PrefixCache:
         self.pool.free(gone)
         return len(gone)
 
-    def note_use(self) -> None:
-        """Remember the present use if it is the highest."""
-        self.peak_used_pages = max(self.peak_used_pages, self.pool.num_pages - self.available_pages)
-
-    def pages_for(self, tokens: int) -> int:
-        """Pages that so many tokens need."""
-        return -(-tokens // self.page_size)
-
-    def _evict(self, pages: int) -> None:
-        gone = self.tree.evict(pages)
-        self.evicted_pages += len(gone)
-        self.pool.free(gone)
+    def note_use(self) -> int:
+        """How many pages requests and leases hold now: neither free nor evictable. The highest use is remembered."""
+        used = self.pool.num_pages - self.pool.free_pages - self.tree.evictable_pages
+        if used > self.peak_used_pages:
+            self.peak_used_pages = used
+        return used

@@ -29,11 +29,11 @@ from .eviction import EvictionPolicy, EvictionQueue, lru
 from .keys import TOKEN_BYTES, Namespace, TokenIds, TokenStore, common_bytes
 from .node import Inserted, Match, Overlap, Receipt, TreeNode
 
-REMEMBERED_BRANCHINGS = 32  # how far up a prompt's branchings it is looked for a trail
-TRAILED_NODES = 8  # a prompt whose match passed so many nodes leaves a trail for what continues it
+REMEMBERED_BRANCHINGS = 32  # so many branchings up, a remembered path of the prompt is looked for
+REMEMBERED_NODES = 8  # the path of a prompt is remembered if its match passed so many nodes
 
 
-_NO_TRAILS: dict[Namespace, PromptPath] = {}
+_NO_PATHS: dict[Namespace, PromptPath] = {}
 
 
 class RadixTree:
@@ -47,7 +47,7 @@ class RadixTree:
         self.pending: list[TreeNode] = []
         self._page_bytes = page_size * TOKEN_BYTES
         self._queue: EvictionQueue[TreeNode] = EvictionQueue(policy)
-        self._trails: WeakKeyDictionary[TokenStore, dict[Namespace, PromptPath]] = WeakKeyDictionary()
+        self._paths: WeakKeyDictionary[TokenStore, dict[Namespace, PromptPath]] = WeakKeyDictionary()
         self._clock = count(1)  # the time that `last_access` and `created` are given in
         self._serials = count(1)
         self._nodes = 0
@@ -87,8 +87,8 @@ class RadixTree:
             passed += 1
             if same < span:
                 break
-        if passed >= TRAILED_NODES and isinstance(ids, TokenIds):
-            self._trails.setdefault(ids.store, {}).setdefault(namespace, PromptPath()).note(node, pages, self.page_size)
+        if passed >= REMEMBERED_NODES and isinstance(ids, TokenIds):
+            self._paths.setdefault(ids.store, {}).setdefault(namespace, PromptPath()).note(node, pages, self.page_size)
         return Match(node, at // TOKEN_BYTES, pages)
 
     def peek(
@@ -120,10 +120,10 @@ class RadixTree:
             if not isinstance(ids, TokenIds):
                 break
             limit_tokens = min(limit_tokens, len(ids))
-            if (trail := self._trails.get(ids.store, _NO_TRAILS).get(namespace)) is not None:
-                node = trail.before(limit_tokens, self.page_size, pending=pending)
+            if (path := self._paths.get(ids.store, _NO_PATHS).get(namespace)) is not None:
+                node = path.before(limit_tokens, self.page_size, pending=pending)
                 if node is not None:
-                    return node, [] if peek else trail.pages[: node.end // self.page_size]
+                    return node, [] if peek else path.pages[: node.end // self.page_size]
             ids = ids.store.above or ()
         root = self.roots.get(namespace)
         if root is None:

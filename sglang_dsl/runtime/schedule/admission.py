@@ -1,14 +1,12 @@
-"""How much memory running requests will still need, and whether a candidate fits beside them.
+"""Who is admitted next, how much memory is set aside for it, and which requests can never be admitted.
 
 A request rarely generates all it may. The new-token ratio is the share of it that is set aside: high at first, it decays while
-all goes well; a retraction sets it to what was observed; when the engine is idle it starts afresh.
-
-Source: the ratio, its decay over 600 steps and the slack of 20 tokens are those of SGLang (srt/managers/schedule_policy.py, 0.5).
-
-Who is admitted next: policies behind one protocol.
+all goes well; a retraction sets it to what was observed; when nothing runs it starts afresh.
 
 A policy ranks a window of the waiting queue (the first `WINDOW` by arrival, so that ranking stays cheap and nobody is out of
 sight for ever). Whoever has waited longer than the aging limit goes first under every policy, oldest first.
+
+Source: the ratio, its decay over 600 steps and the slack of 20 tokens are those of SGLang (srt/managers/schedule_policy.py, 0.5).
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from ...errors import CapacityError, ContextLengthError, SpecError
 from ..cache.node import TreeNode
 from ..cache.tree import RadixTree
 from .config import PolicyName, WorkerFacts
-from .request import GenerateRequest, Request, ScoreRequest
+from .request import Request, ScoreRequest
 from .sequence import Sequence
 
 INITIAL_RATIO = 0.7
@@ -42,10 +40,6 @@ class NewTokenRatio:
     def decay(self) -> None:
         """A decode step went well."""
         self.value = max(LOWEST_RATIO, self.value - (INITIAL_RATIO - LOWEST_RATIO) / DECAY_STEPS)
-
-    def reset(self) -> None:
-        """Nothing runs."""
-        self.value = INITIAL_RATIO
 
     def retracted(self, running: Iterable[Sequence]) -> None:
         """Memory ran out with these running: learn from what they generated."""
@@ -68,14 +62,22 @@ def refuse_impossible(request: Request, facts: WorkerFacts) -> None:
     """Raise if this request could not run even alone.
 
     Raises:
-        SpecError: nothing to continue, or nothing to score.
-        ContextLengthError, CapacityError: too long for the model or for the pool, with the numbers.
+        SpecError: there is nothing to continue, or nothing to score.
+        ContextLengthError, CapacityError: it is too long for the model or for the pool, with the numbers.
     """
-    if isinstance(request, GenerateRequest) and not request.prompt_ids:
-        raise SpecError("the prompt is empty", hint="begin with at least one token (BOS, if the model has one)")
-    if isinstance(request, ScoreRequest) and not request.continuations:
-        raise SpecError("there is nothing to score", hint="give at least one continuation")
-    prompt, new = len(request.prompt_ids), _new_tokens(request)
+    prompt, size = len(request.prompt_ids), facts.page_size
+    if isinstance(request, ScoreRequest):
+        if not request.continuations:
+            raise SpecError("there is nothing to score", hint="give at least one continuation")
+        # On one path of the trie every token may begin an edge, and every edge has a page of its own. The K/V of the last
+        # token is never needed.
+        new = max(map(len, request.continuations))
+        pages = max(-(-prompt // size) + max(new - 1, 0), 1)
+    else:
+        if not prompt:
+            raise SpecError("the prompt is empty", hint="begin with at least one token (BOS, if the model has one)")
+        new = request.sampling.most_tokens
+        pages = -(-(prompt + new - 1) // size)
     if prompt + new > facts.context_tokens:
         raise ContextLengthError(
             f"{prompt} prompt tokens and {new} new ones are more than the context of {facts.context_tokens}",
@@ -84,28 +86,12 @@ def refuse_impossible(request: Request, facts: WorkerFacts) -> None:
             context_tokens=facts.context_tokens,
             hint="shorten the prompt or lower max_tokens",
         )
-    if (pages := _most_pages(request, facts.page_size)) > facts.num_pages:
+    if pages > facts.num_pages:
         raise CapacityError(
-            f"{prompt} prompt tokens and {new} new ones need {pages} pages of {facts.page_size} tokens; "
+            f"{prompt} prompt tokens and {new} new ones need {pages} pages of {size} tokens; "
             f"the pool has {facts.num_pages}",
             hint="give the engine more KV memory, shorten the prompt or lower max_tokens",
         )
-
-
-def _new_tokens(request: Request) -> int:
-    if isinstance(request, GenerateRequest):
-        return request.sampling.most_tokens
-    return max(map(len, request.continuations))
-
-
-def _most_pages(request: Request, page_size: int) -> int:
-    """Pages it may hold at a time. The last token's K/V is never needed. On one path of a trie every token may begin an
-    edge, and every edge has a page of its own.
-    """
-    prompt, more = len(request.prompt_ids), max(_new_tokens(request) - 1, 0)
-    if isinstance(request, ScoreRequest):
-        return max(-(-prompt // page_size) + more, 1)
-    return -(-(prompt + more) // page_size)
 
 
 WINDOW = 128

@@ -1,11 +1,28 @@
-"""Taking, growing, publishing and releasing a sequence's pages: the only code that moves them.
+"""Who owns which pages, and where each sequence stands: the only code that moves either.
 
-Every sequence and where it stands. What ends, ends here, once.
+    positions   0 .......... a ......... b ........... c ...... computed ............. len(pages) * S
+                |== tree's ==|== pending |== the request's own ==|== partial page |== spare ====|
+                   locked by    the        computed, not yet        computed up to    allocated for
+                   the receipt  tree's     whole pages of the       inside it: it     tokens to come
+                   (and by      after the  tree; `adopt` hands      never goes to
+                   leases)      step       them over                the tree
 
-waiting <--> compiling
-   |  ^
-   v  | retract
-prefilling --> decoding        each of them --> end (finished, cancelled, failed)
+    a = tree_pages * S    b = a + pending_pages * S    c = the last page boundary at or before `computed`
+
+* The tree's pages are shared. A sequence holds a lock on their path (its receipt); a lease holds such a lock without a sequence.
+  What nobody locks stays in the tree and may be evicted.
+* Pending pages stand in the tree before they are filled, so that siblings of the same step can be admitted below them. `commit`
+  makes them the tree's; if the step fails they are forgotten, and the sequence still owns the pages.
+* A partial page is never shared. Whoever goes on from the middle of it gets a page of its own, and what the first part holds is
+  copied there, or written there a second time by the step that computes it.
+* The edges of a trie of continuations own the pages from their first position on; they go when nothing below needs them.
+
+A sequence that ends, in whatever way, gives everything back in one place, `Ownership.release`, once:
+
+    waiting <--> compiling
+       |  ^
+       v  | retract
+    prefilling --> decoding        each of them --> end (finished, cancelled, failed)
 """
 
 from __future__ import annotations
@@ -19,51 +36,50 @@ from ..cache.node import Receipt, TreeNode
 from ..cache.prefix_cache import PrefixCache
 from .request import GenerateRequest
 from .sequence import Edge, Sequence
-from .step_builder import Arrangement
+from .step_builder import DecodeBatch
 
 
 class Ownership:
-    """Moves pages between the cache and sequences. `shared`: whether there is prefix caching at all."""
+    """Moves pages between the cache and sequences. Owned by the Scheduler.
 
-    def __init__(self, cache: PrefixCache, *, shared: bool) -> None:
+    borrowed: locks on nodes whose pages the step in flight copies from.
+    """
+
+    def __init__(self, cache: PrefixCache) -> None:
         self.cache = cache
-        self._shared = shared
+        self.borrowed: list[Receipt] = []
         self._page = cache.page_size
-        self._borrowed: list[Receipt] = []  # nodes whose pages the step being built copies from
-
-    def shares(self, seq: Sequence) -> bool:
-        """Whether this sequence takes part in prefix sharing."""
-        return self._shared and seq.cacheable
 
     def take_prefix(self, seq: Sequence, limit_tokens: int) -> None:
         """Match and lock the longest cached prefix; `seq` stands at its end."""
-        if not self.shares(seq):
+        if not seq.shares:
             return
-        match, seq.receipt = self.cache.hold(
-            seq.namespace, seq.key, limit_tokens, seq.request_id, seq.request.prompt_ids
-        )
+        tree = self.cache.tree
+        match = tree.match(seq.namespace, seq.key, limit_tokens, ids=seq.request.prompt_ids)
+        seq.receipt = tree.acquire(match.node, seq.request_id)
         seq.pages, seq.tree_pages, seq.computed = match.pages, len(match.pages), match.tokens
 
     def borrow(self, node: TreeNode, seq: Sequence) -> Receipt:
-        """Keep a node that `seq` copies from until the step has landed."""
+        """Keep a node that `seq` copies from until the step is committed."""
         receipt = self.cache.tree.acquire(node, seq.request_id)
-        self._borrowed.append(receipt)
+        self.borrowed.append(receipt)
         return receipt
 
     def return_one(self, receipt: Receipt) -> None:
         """Nothing will be copied from this node after all."""
-        self._borrowed.remove(receipt)
+        self.borrowed.remove(receipt)
         self.cache.tree.release(receipt)
 
     def return_borrowed(self) -> None:
-        """The step has landed: nothing is copied from any more."""
-        for receipt in self._borrowed:
+        """The step is over: nothing is copied from any more."""
+        for receipt in self.borrowed:
             self.cache.tree.release(receipt)
-        self._borrowed.clear()
+        self.borrowed.clear()
 
     def grow(self, seq: Sequence, tokens: int) -> bool:
         """Let the page table reach `tokens`. False (nothing changed) if the pages are not to be had."""
-        pages = self.cache.allocate(max(0, self.cache.pages_for(tokens) - len(seq.pages)), seq.seq_id)
+        missing = -(-tokens // self._page) - len(seq.pages)
+        pages = self.cache.allocate_each((seq.seq_id,) * missing)
         if pages is None:
             return False
         seq.pages += pages
@@ -73,7 +89,7 @@ class Ownership:
         """Give a trie edge its pages, behind those of what it continues. False if they are not to be had."""
         above = edge.parent.table if edge.parent else seq.pages if edge.after_prompt else []
         first = edge.start // self._page
-        pages = self.cache.allocate(self.cache.pages_for(edge.end) - first, seq.seq_id)
+        pages = self.cache.allocate_each((seq.seq_id,) * (-(-edge.end // self._page) - first))
         if pages is None:
             return False
         edge.own_pages = pages
@@ -92,7 +108,7 @@ class Ownership:
             seq.pending_pages = len(pages)
 
     def settle(self, seq: Sequence) -> None:
-        """The step has landed and pending nodes are the tree's: take the rest of what is computed into the tree."""
+        """The step is committed and pending nodes are the tree's: take the rest of what is computed into the tree."""
         seq.tree_pages += seq.pending_pages
         seq.pending_pages = 0
         self.adopt(seq, seq.computed)
@@ -116,7 +132,8 @@ class Ownership:
         if not seq.pending_pages:
             self.adopt(seq, min(seq.computed, keep_tokens))
         for edge in seq.task.live_edges() if seq.task else ():
-            self.free_edge(edge)
+            self.cache.pool.free(edge.own_pages)
+            edge.own_pages, edge.table = [], []
         self.cache.pool.free(seq.pages[seq.tree_pages :])
         if seq.receipt is not None:
             self.cache.tree.release(seq.receipt)
@@ -131,11 +148,6 @@ class Ownership:
             node = node.parent
         return sole
 
-    def free_edge(self, edge: Edge) -> None:
-        """An edge's own pages go."""
-        self.cache.pool.free(edge.own_pages)
-        edge.own_pages, edge.table = [], []
-
     def holdings(self, sequences: list[Sequence]) -> list[Holding]:
         """Who holds what, for the integrity check."""
         found = [Holding(s.request_id, s.pages, s.tree_pages, s.receipt) for s in sequences]
@@ -145,7 +157,7 @@ class Ownership:
             if s.task
             for edge in s.task.live_edges()
         ]
-        return found + [Holding(receipt.owner, (), 0, receipt) for receipt in self._borrowed]
+        return found + [Holding(receipt.owner, (), 0, receipt) for receipt in self.borrowed]
 
 
 @dataclass(slots=True)
@@ -166,27 +178,28 @@ class Counters:
 
 
 class Lifecycle:
-    """The sequences of one scheduler by phase, oldest first."""
+    """The sequences of one scheduler by phase, oldest first. Owned by the Scheduler.
+
+    running: sequences that hold memory: those in prefill and those that decode. changes: grows whenever admission may go
+    differently than before. decode_batch: the decoding sequences in row order, while none joins or leaves. closes: sequences that
+    the worker may forget (it need not know them all); the next step says so.
+    """
 
     def __init__(self, cache: PrefixCache, ownership: Ownership) -> None:
         self.waiting: dict[int, Sequence] = {}
         self.compiling: dict[int, Sequence] = {}
         self.prefilling: dict[int, Sequence] = {}
         self.decoding: dict[int, Sequence] = {}
+        self.running = 0
         self.by_request: dict[str, Sequence] = {}
         self.by_id: dict[int, Sequence] = {}
         self.counters = Counters()
-        self.changes = 0  # grows whenever admission may go differently than before
-        self.arrangement: Arrangement | None = None
-        self._cache = cache
+        self.changes = 0
+        self.decode_batch: DecodeBatch | None = None
+        self.closes: list[int] = []
+        self._leases = cache.leases
         self._ownership = ownership
         self._opened: set[int] = set()
-        self._closes: list[int] = []
-
-    @property
-    def running(self) -> int:
-        """Sequences that hold memory."""
-        return len(self.prefilling) + len(self.decoding)
 
     def enter(self, seq: Sequence, *, compiling: bool) -> None:
         """A new request."""
@@ -207,17 +220,23 @@ class Lifecycle:
         del self.waiting[seq.seq_id]
         seq.phase = "prefill"
         self.prefilling[seq.seq_id] = seq
+        self.running += 1
         if isinstance(seq.request, GenerateRequest):
             self._opened.add(seq.seq_id)
         if seq.admitted_s is None:
-            self._first_admission(seq, now)
+            seq.admitted_s = now
+            self.counters.admitted += 1
+            self.counters.accessed_tokens += seq.prompt_tokens
+            self.counters.hit_tokens += seq.cached_tokens
+            if seq.request.lease is not None:
+                self._leases.count_down(seq.request.lease)
 
     def decode(self, seq: Sequence) -> None:
         """Its prompt is computed and its next token sampled."""
         del self.prefilling[seq.seq_id]
         seq.phase = "decode"
         self.decoding[seq.seq_id] = seq
-        self.arrangement = None
+        self.decode_batch = None
 
     def retract(self, seq: Sequence) -> None:
         """Give up its memory for now; it goes back to the head of the queue and keeps its tokens."""
@@ -225,9 +244,9 @@ class Lifecycle:
         self.counters.retracted += 1
 
     def move(self, seq: Sequence, band: int) -> None:
-        """It has grown into another band of lengths: all of it is computed anew, next."""
+        """It has grown into another band of lengths and shares state with these only: all of it is computed anew, next."""
         self._requeue(seq)
-        seq.place(band)
+        seq.band, seq.namespace = band, seq.request.namespace.of_band(band)
 
     def _requeue(self, seq: Sequence) -> None:
         self._leave(seq)
@@ -247,36 +266,29 @@ class Lifecycle:
         self._leave(seq)
         self._ownership.release(seq, keep_tokens)
         seq.phase = "done"
-        if seq.admitted_s is None:
-            self._count_down(seq)
+        if seq.admitted_s is None and seq.request.lease is not None:
+            self._leases.count_down(seq.request.lease)
 
     def close_again(self, seq_ids: Iterable[int]) -> None:
         """The worker failed in the step that was to close these, perhaps before it did."""
-        self._closes.extend(seq_ids)
+        self.closes.extend(seq_ids)
 
     def take_closes(self) -> tuple[int, ...]:
-        """Sequences the worker may forget, since the last call. It need not know them all."""
-        closes = tuple(self._closes)
-        self._closes.clear()
+        """What to close in the step that is written now."""
+        closes = tuple(self.closes)
+        self.closes.clear()
         return closes
-
-    def _first_admission(self, seq: Sequence, now: float) -> None:
-        seq.admitted_s = now
-        self.counters.admitted += 1
-        self.counters.accessed_tokens += seq.prompt_tokens
-        self.counters.hit_tokens += seq.cached_tokens
-        self._count_down(seq)
-
-    def _count_down(self, seq: Sequence) -> None:
-        if seq.request.lease is not None:
-            self._cache.leases.count_down(seq.request.lease)
 
     def _leave(self, seq: Sequence) -> None:
         if self.decoding.pop(seq.seq_id, None) is not None:
-            self.arrangement = None
-        for phase in (self.prefilling, self.waiting, self.compiling):
-            phase.pop(seq.seq_id, None)
+            self.decode_batch = None
+            self.running -= 1
+        elif self.prefilling.pop(seq.seq_id, None) is not None:
+            self.running -= 1
+        else:
+            self.waiting.pop(seq.seq_id, None)
+            self.compiling.pop(seq.seq_id, None)
         if seq.seq_id in self._opened:
             self._opened.remove(seq.seq_id)
-            self._closes.append(seq.seq_id)
+            self.closes.append(seq.seq_id)
         self.changes += 1

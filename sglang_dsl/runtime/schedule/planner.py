@@ -9,18 +9,18 @@ from __future__ import annotations
 from ...errors import CapacityError
 from ..cache.keys import TOKEN_BYTES, common_bytes
 from ..cache.prefix_cache import PrefixCache
-from .admission import POLICIES, NewTokenRatio, ordered, reserved_pages
+from .admission import INITIAL_RATIO, POLICIES, NewTokenRatio, ordered, reserved_pages
 from .config import SchedulerConfig
 from .ownership import Lifecycle, Ownership
 from .sequence import Chunk, Sequence
-from .step_builder import InFlightStep, PartialPage, StepBuilder, arrange, fill_tail, find_tail, steady
+from .step_builder import DecodeBatch, InFlightStep, PartialPage, StepBuilder
 
 WORTH_WAITING_TOKENS = 32  # a sibling's unfinished prefix is waited for if it saves at least so many
 STALLED_STEPS = 8  # after a refusal for memory, admission is tried again so many steps later, or when something changes
 
 
 class Planner:
-    """Builds steps for one scheduler. `failures`: sequences that turned out not to fit even alone."""
+    """Builds steps for one scheduler. failures: sequences that turned out not to fit even alone. steps: how many were planned."""
 
     def __init__(self, config: SchedulerConfig, cache: PrefixCache, ownership: Ownership, lifecycle: Lifecycle) -> None:
         self.ratio = NewTokenRatio()
@@ -35,19 +35,30 @@ class Planner:
 
     def plan(self, now: float) -> InFlightStep | None:
         """The next step; None if nothing can run now."""
-        self.steps += 1
-        self._ownership.return_borrowed()
-        self._retract_on_schedule()
-        if not self._life.running:
-            self.ratio.reset()
-        self._secure_decodes()
-        builder = StepBuilder(self._cache.page_size)
-        for seq in list(self._life.prefilling.values()):
-            self._advance(seq, builder)
-        self._admit(builder, now)
-        if builder.chunks or self._life.decoding:
-            return self._write(builder)
-        return self.plan(now) if self._unwedge() else None
+        life, every = self._life, self._config.retract_every_steps
+        while True:
+            self.steps += 1
+            if self._ownership.borrowed:
+                self._ownership.return_borrowed()
+            if every and self.steps % every == 0 and life.decoding:
+                life.retract(next(reversed(life.decoding.values())))
+            if not life.running:
+                self.ratio.value = INITIAL_RATIO
+            if life.decoding:
+                self._secure_decodes()
+            builder = StepBuilder(self._cache.page_size) if life.prefilling or life.waiting else None
+            if builder is not None:
+                for seq in list(life.prefilling.values()):
+                    self._advance(seq, builder)
+                if life.waiting:
+                    self._admit(builder, now)
+            if life.decoding or (builder is not None and builder.chunks):
+                return self._write(builder)
+            if not life.prefilling:
+                return None
+            # Nobody can go on: leases become hints, or whoever was admitted last makes room for the others.
+            if not self._cache.leases.demote(1):
+                life.retract(next(reversed(life.prefilling.values())))
 
     # Decode rows
 
@@ -95,19 +106,6 @@ class Planner:
             key=lambda s: (s.request.priority if by_priority else 0, s.generated, -s.prompt_tokens, -s.arrival),
         )
 
-    def _retract_on_schedule(self) -> None:
-        every = self._config.retract_every_steps
-        if every and self.steps % every == 0 and self._life.decoding:
-            self._life.retract(next(reversed(self._life.decoding.values())))
-
-    def _unwedge(self) -> bool:
-        """Nothing can run: whoever is parked last makes room for the others. False if nobody is parked."""
-        if not self._life.prefilling:
-            return False
-        if not self._cache.leases.demote(1):
-            self._life.retract(next(reversed(self._life.prefilling.values())))
-        return True
-
     # Prompts
 
     def _budget(self, builder: StepBuilder) -> int:
@@ -134,12 +132,12 @@ class Planner:
     def _add(self, seq: Sequence, end: int, builder: StepBuilder) -> Chunk:
         chunk = builder.add(seq, end)
         self._ownership.publish(seq, end)
-        builder.leave_open(chunk)
-        self._spend(seq, end - chunk.start)
+        if chunk.end % self._cache.page_size:
+            builder.leave_open(chunk)
         return chunk
 
     def _stands_at_end(self, seq: Sequence, builder: StepBuilder) -> bool:
-        chunk = builder.writer(seq.seq_id)
+        chunk = builder.writers.get(seq.seq_id)
         return (chunk.end if chunk else seq.computed) == len(seq.tokens)
 
     def _add_edges(self, seq: Sequence, builder: StepBuilder) -> None:
@@ -149,48 +147,34 @@ class Planner:
             if len(edge.nodes) > self._budget(builder) or not self._ownership.grow_edge(seq, edge):
                 return
             builder.add_edge(seq, edge)
-            self._spend(seq, len(edge.nodes))
             task.next += 1
-
-    def _spend(self, seq: Sequence, tokens: int) -> None:
-        """So many tokens of a prompt or of choices are computed in this step, for this request."""
-        self._life.counters.computed_tokens += tokens
-        seq.spent_tokens += tokens
 
     # New requests
 
     def _admit(self, builder: StepBuilder, now: float) -> None:
-        if not self._life.waiting or self._is_full(builder) or self._is_stalled():
+        """Admit waiting requests in the policy's order, until budget, memory or places run out."""
+        config, life, size = self._config, self._life, self._cache.page_size
+        full = life.running >= config.max_running and config.policy != "priority"  # which preempts
+        step, changes = self._stalled
+        stalled = life.running and self.steps - step < STALLED_STEPS and changes == life.changes
+        if full or stalled or self._budget(builder) < size:
             return
-        for seq in ordered(self._policy, self._life.waiting, self._cache.tree, now, self._config.aging_s):
-            if self._budget(builder) < self._cache.page_size:
+        for seq in ordered(self._policy, life.waiting, self._cache.tree, now, config.aging_s):
+            if self._budget(builder) < size:
                 return
-            if self._waits_for_sibling(seq, builder):
+            if life.prefilling and seq.shares and self._waits_for_sibling(seq, builder):
                 continue
             if not (self._try(seq, builder, now) or (self._preempt_for(seq) and self._try(seq, builder, now))):
-                self._stalled = (self.steps, self._life.changes)
+                self._stalled = (self.steps, life.changes)
                 return
-
-    def _is_full(self, builder: StepBuilder) -> bool:
-        preempts = self._config.policy == "priority"
-        crowded = self._life.running >= self._config.max_running and not preempts
-        return crowded or self._budget(builder) < self._cache.page_size
-
-    def _is_stalled(self) -> bool:
-        step, changes = self._stalled
-        return bool(self._life.running) and self.steps - step < STALLED_STEPS and changes == self._life.changes
 
     def _waits_for_sibling(self, seq: Sequence, builder: StepBuilder) -> bool:
         """Whether somebody is still computing a prefix that `seq` could share by waiting."""
-        if not self._ownership.shares(seq):
-            return False
         worth = max(self._cache.page_size, WORTH_WAITING_TOKENS)
         for other in self._life.prefilling.values():
-            chunk = builder.writer(other.seq_id)
+            chunk = builder.writers.get(other.seq_id)
             there = chunk.end if chunk else other.computed
-            if there < len(other.tokens) and self._ownership.shares(other):
-                if other.namespace != seq.namespace:
-                    continue
+            if there < len(other.tokens) and other.shares and other.namespace == seq.namespace:
                 common = common_bytes(other.key, seq.key, 0, len(seq.key)) // TOKEN_BYTES
                 if min(common, seq.match_limit) - there >= worth:
                     return True
@@ -200,9 +184,10 @@ class Planner:
         """Admit `seq` if it fits, with its prefix locked while that is computed. Nothing is held after a refusal."""
         if self._life.running >= self._config.max_running:
             return False
-        above = builder.final_of(seq) if seq.task is None and seq.prompt_logprobs is None else None
-        if above is not None and self._join(seq, above, builder, now):
-            return True
+        if builder.finals and seq.task is None and seq.prompt_logprobs is None:
+            above = builder.finals.get((seq.namespace, seq.key))
+            if above is not None and self._join(seq, above, builder, now):
+                return True
         self._ownership.take_prefix(seq, seq.match_limit)
         if self._fits(seq) and self._start(seq, builder, now):
             return True
@@ -212,41 +197,45 @@ class Planner:
     def _fits(self, seq: Sequence) -> bool:
         if self._life.running:
             return self._reserve(seq) + self._reserved_by_running() <= self._cache.available_pages
-        need = self._cache.pages_for(len(seq.tokens)) - len(seq.pages)
+        need = -(-len(seq.tokens) // self._cache.page_size) - len(seq.pages)
         if need > self._cache.available_pages:
             self._cache.leases.demote(need - self._cache.available_pages)
         return need <= self._cache.available_pages
 
     def _start(self, seq: Sequence, builder: StepBuilder, now: float) -> bool:
         """Give `seq` its first chunk. False if there is none, or its pages are not to be had after all."""
-        tail = find_tail(seq, self._cache.tree, builder)
-        if tail is not None and not self._take_chunk(seq, tail, builder):
-            tail = None  # without it there is one node less to lock
-        if tail is None and not self._take_chunk(seq, None, builder):
+        partial = builder.find_partial_page(seq, self._cache.tree) if self._cache.page_size > 1 else None
+        end = None if partial is None else self._take_chunk(seq, partial, builder)
+        if end is None:
+            partial = None  # without it there is one node less to lock
+            end = self._take_chunk(seq, None, builder)
+        if end is None:
             return False
-        end = self._chunk_end(seq, builder)
         self._enter(seq, seq.computed, builder, now)
         if seq.computed < len(seq.tokens):
             chunk = self._add(seq, end, builder)
-            if tail is not None:
-                fill_tail(tail, chunk, builder)
+            if partial is not None:
+                builder.fill_partial_page(partial, chunk)
         if seq.task is not None and self._stands_at_end(seq, builder):
             self._add_edges(seq, builder)
         return True
 
-    def _take_chunk(self, seq: Sequence, tail: PartialPage | None, builder: StepBuilder) -> bool:
-        """Pages for the first chunk behind the matched prefix and `tail`. False: `seq` stands where it stood."""
+    def _take_chunk(self, seq: Sequence, partial: PartialPage | None, builder: StepBuilder) -> int | None:
+        """Pages for the first chunk behind the matched prefix and `partial`. Returns where it ends; None: `seq` stands where it stood."""
         before = seq.computed
-        borrowed = self._ownership.borrow(tail.node, seq) if tail is not None and tail.node is not None else None
-        seq.computed += tail.tokens if tail is not None else 0
+        borrowed = None
+        if partial is not None:
+            seq.computed += partial.tokens
+            if partial.node is not None:
+                borrowed = self._ownership.borrow(partial.node, seq)
         end = self._chunk_end(seq, builder)
         if seq.computed == len(seq.tokens) or (end > seq.computed and self._ownership.grow(seq, end)):
-            return True
+            return end
         self._life.counters.allocation_failures += end > seq.computed
         seq.computed = before
         if borrowed is not None:
             self._ownership.return_one(borrowed)
-        return False
+        return None
 
     def _join(self, seq: Sequence, above: Chunk, builder: StepBuilder, now: float) -> bool:
         """`seq` ends where `above` does: it samples from that row and computes nothing."""
@@ -254,7 +243,7 @@ class Planner:
         self._ownership.take_prefix(seq, tokens)
         if seq.computed == tokens - tokens % size and self._fits(seq) and self._ownership.grow(seq, tokens):
             if tokens % size:
-                builder.share_page(above, seq.pages[-1], tokens)
+                builder.share_partial_page(above, seq.pages[-1], tokens, None)
             above.takers.append(seq)
             self._enter(seq, tokens, builder, now)
             return True
@@ -289,9 +278,7 @@ class Planner:
         """Pages by which `seq` does not fit beside all that run."""
         ids = seq.request.prompt_ids
         node, tokens = self._cache.tree.peek(seq.namespace, seq.key, seq.match_limit, ids=ids)
-        locked = (
-            tokens // self._cache.page_size if node is not None and node.lock and self._ownership.shares(seq) else 0
-        )
+        locked = tokens // self._cache.page_size if node is not None and node.lock and seq.shares else 0
         return self._reserve(seq) - locked - self._cache.available_pages + self._reserved_by_running()
 
     def _reserve(self, seq: Sequence) -> int:
@@ -300,13 +287,17 @@ class Planner:
     def _reserved_by_running(self) -> int:
         return sum(map(self._reserve, (*self._life.prefilling.values(), *self._life.decoding.values())))
 
-    def _write(self, builder: StepBuilder) -> InFlightStep:
+    def _write(self, builder: StepBuilder | None) -> InFlightStep:
+        """Write the step down, with what it costs each request."""
         life, least = self._life, self._config.cascade_min_tokens
-        self._cache.note_use()
         if life.decoding:
             self.ratio.decay()
-        if builder.chunks:
-            return builder.build(self.steps, list(life.decoding.values()), life.take_closes(), least)
-        if life.arrangement is None:
-            life.arrangement = arrange(list(life.decoding.values()), least)
-        return steady(self.steps, life.arrangement, life.take_closes())
+        closes = life.take_closes() if life.closes else ()
+        if builder is not None and builder.chunks:
+            for chunk in builder.chunks:
+                life.counters.computed_tokens += len(chunk.token_ids)
+                chunk.seq.spent_tokens += len(chunk.token_ids)
+            return builder.build(self.steps, list(life.decoding.values()), closes, least)
+        if life.decode_batch is None:
+            life.decode_batch = DecodeBatch.of(list(life.decoding.values()), least)
+        return life.decode_batch.step(self.steps, closes)

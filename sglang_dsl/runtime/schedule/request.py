@@ -1,6 +1,6 @@
-"""What is asked of an engine, token in, token out; and what comes back.
+"""What is asked of an engine, token ids in and token ids out, and what comes back: requests, updates of them, results.
 
-What a step, a timeout or a failure changed for one request: the scheduler's answer to the engine.
+GenerateRequest, ScoreRequest -> Scheduler -> RequestUpdate, one for each thing that happened -> engine -> Sink
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ class GenerateRequest:
     lease: the lease whose child this is, if any: admission of this request (or its end before that) counts it down.
     deadline_s: on the engine's clock. critical_tokens: tokens on the longest path that waits for this call.
     order: what one step brought is told by it (branch indices from the root on), then by submission.
-    tail_bytes: text already produced in this turn that a stop or a UTF-8 decoder must not see is not here: the prompt
-    never takes part in stop matching.
+    The prompt never takes part in stop matching.
     """
 
     request_id: str
@@ -219,14 +218,12 @@ class Sink(Protocol):
 
 
 Phase = Literal["waiting", "compiling", "prefill", "decode", "done"]
-
-
-ProgressKind: TypeAlias = Literal["admitted", "token", "scored", "failed"]
+UpdateKind: TypeAlias = Literal["admitted", "token", "scored", "failed"]
 Logprobs: TypeAlias = tuple[tuple[float, ...], ...]
 
 
 class RequestUpdate(NamedTuple):
-    """One event of a request.
+    """What a step, a timeout or a failure changed for one request.
 
     admitted: once, when its first tokens were computed. token: `token_id` was sampled; `ended`: its constraint allows
     nothing more. scored: the end of a ScoreRequest, with (conditional, unconditional) log-probabilities per continuation;
@@ -235,7 +232,7 @@ class RequestUpdate(NamedTuple):
     """
 
     request_id: str
-    kind: ProgressKind
+    kind: UpdateKind
     token_id: int = -1
     ended: bool = False
     score: TokenScore | None = None

@@ -1,177 +1,51 @@
-"""The scheduler: requests in, one StepPlan of integers at a time out, results in, progress out.
+"""The scheduler: requests in, one StepPlan of integers at a time out, a StepResult in, updates of requests out.
 
-No threads, no text, no tensors; owned by the engine's thread. One step is in flight at a time. What is asked of it while
-one is (cancel, finish) is done when that step lands, before any of its tokens is reported.
+    step:    planner decides what runs -> step_builder writes it down -> StepPlan, for the worker
+    commit:  StepResult -> computed tokens, the tree, sampled tokens, scores -> RequestUpdates, for the engine
 
-What a step's result changes: computed tokens, the tree, sampled tokens, scores; and what is reported of it.
+No threads, no text, no tensors; owned by the engine's thread. One step is in flight at a time. What is asked while one is (cancel,
+finish) is done when its result is committed, before any of its tokens is reported.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence as Many
-from collections.abc import Sequence as Tokens
 from typing import Literal
 
 from ...errors import DeadlineError, IntegrityError, QueueFullError, SpecError
 from ...ir.outcome import TokenScore
 from ..cache import integrity
-from ..cache.keys import Namespace, key_of, pack
+from ..cache.keys import Namespace, TokenIds, pack
 from ..cache.prefix_cache import PrefixCache
 from .admission import refuse_impossible
 from .config import SchedulerConfig, WorkerFacts
 from .ownership import Lifecycle, Ownership
 from .planner import Planner
-from .request import LeaseId, Request, RequestUpdate, SchedulerSnapshot, ScoreRequest
-from .sequence import Chunk, ScoreTask, Sequence
+from .request import LeaseId, Logprobs, Request, RequestUpdate, SchedulerSnapshot, ScoreRequest
+from .sequence import ScoreTask, Sequence
 from .step import Sampled, Scored, StepPlan, StepResult
 from .step_builder import InFlightStep, ScoreTarget
-
-
-class Landing:
-    """Applies results for one scheduler."""
-
-    def __init__(self, cache: PrefixCache, ownership: Ownership, lifecycle: Lifecycle, facts: WorkerFacts) -> None:
-        self._facts = facts
-        self._cache = cache
-        self._ownership = ownership
-        self._life = lifecycle
-
-    def commit(self, flight: InFlightStep, result: StepResult) -> list[RequestUpdate]:
-        """The worker has computed `flight`."""
-        out: list[RequestUpdate] = []
-        for seq in flight.decodes:
-            seq.computed += 1
-        if flight.chunks:
-            self._land_pieces(flight, result.scores, out)
-        self._samples(result.samples, out)
-        if flight.chunks:
-            self._finish_tasks(flight.chunks, out)
-        return out
-
-    def abort(self, flight: InFlightStep, error: Exception) -> list[RequestUpdate]:
-        """The worker raised: every sequence of the step fails, nothing it was to compute is kept."""
-        members = [self._life.by_id[seq_id] for seq_id in sorted(flight.members())]
-        out = [
-            RequestUpdate(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens)
-            for seq in members
-            if seq.ending is None
-        ]
-        for seq in members:
-            self._life.end(seq, seq.prompt_tokens)
-        self._life.close_again(flight.plan.closes)
-        self._ownership.return_borrowed()
-        self._cache.tree.drop_pending()
-        self._life.counters.failed += len(out)
-        return out
-
-    # Prompts and edges
-
-    def _land_pieces(self, flight: InFlightStep, scores: Many[Scored], out: list[RequestUpdate]) -> None:
-        self._cache.commit_pending()
-        for chunk in flight.chunks:
-            self._land(chunk, out)
-        self._ownership.return_borrowed()
-        self._cache.leases.follow()
-        for scored in scores:
-            _note(flight.asked[scored.key], scored)
-
-    def _land(self, chunk: Chunk, out: list[RequestUpdate]) -> None:
-        seq = chunk.seq
-        if chunk.edge is not None and seq.task is not None:
-            self._cache.pool.free(seq.task.land(chunk.edge))
-        else:
-            seq.computed = chunk.end
-            self._ownership.settle(seq)
-        self._announce(seq, out)
-        for taker in chunk.takers:
-            taker.computed = chunk.end
-            self._announce(taker, out)
-            self._life.decode(taker)
-
-    def _announce(self, seq: Sequence, out: list[RequestUpdate]) -> None:
-        if not seq.announced and seq.ending is None:
-            seq.announced = True
-            out.append(_counted(RequestUpdate(seq.request_id, "admitted", admitted_s=seq.admitted_s), seq))
-
-    def _finish_tasks(self, chunks: list[Chunk], out: list[RequestUpdate]) -> None:
-        for seq in {chunk.seq.seq_id: chunk.seq for chunk in chunks if chunk.seq.task}.values():
-            if seq.task is not None and seq.ending is None and seq.computed == len(seq.tokens) and seq.task.done:
-                progress = RequestUpdate(seq.request_id, "scored", scored=seq.task.answer())
-                out.append(_counted(progress, seq))
-                self._life.end(seq, seq.prompt_tokens)
-                self._life.counters.finished += 1
-
-    # Tokens
-
-    def _samples(self, samples: Many[Sampled], out: list[RequestUpdate]) -> None:
-        by_id, counters = self._life.by_id, self._life.counters
-        for seq_id, token_id, ended, score, error in samples:
-            seq = by_id[seq_id]
-            if seq.ending is not None:
-                continue
-            if error is not None:
-                out.append(RequestUpdate(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens))
-                self._life.end(seq, seq.prompt_tokens)
-                counters.failed += 1
-                continue
-            seq.tokens.append(token_id)
-            counters.generated_tokens += 1
-            if seq.prompt_scores is None:
-                out.append(RequestUpdate(seq.request_id, "token", token_id, ended, score))
-            else:
-                out.append(
-                    RequestUpdate(
-                        seq.request_id, "token", token_id, ended, score, prompt_scores=tuple(seq.prompt_scores)
-                    )
-                )
-                seq.prompt_scores = None
-            band = self._facts.band_of(len(seq.tokens))
-            if band != seq.band and seq.max_new:
-                self._life.move(seq, band)
-
-
-def _counted(progress: RequestUpdate, seq: Sequence) -> RequestUpdate:
-    """With the counts of the request's prompt: of its first admission, whatever was retracted and computed again."""
-    return progress._replace(
-        prompt_tokens=seq.prompt_tokens,
-        cached_tokens=seq.cached_tokens,
-        computed_tokens=seq.prompt_tokens - seq.cached_tokens,
-        spent_tokens=seq.spent_tokens,
-    )
-
-
-def _note(asked: ScoreTarget, scored: Scored) -> None:
-    """Keep a score where it belongs: at a trie node's children, or at a position of the prompt."""
-    if asked.node is not None:
-        for child, logprob in zip(asked.node.children.values(), scored.logprobs, strict=True):
-            child.logprob = logprob
-        return
-    seq = asked.seq
-    if seq.prompt_scores is None:
-        seq.prompt_scores = [None] * seq.prompt_tokens
-    top = tuple((token_id, logprob, b"") for token_id, logprob in scored.top)
-    seq.prompt_scores[asked.position] = TokenScore(
-        token_id=seq.tokens[asked.position], logprob=scored.logprobs[0], top=top
-    )
-
 
 Limit = Literal["deadline", "waiting", "running"]
 
 
 class Scheduler:
-    """See the module. Raises only where it says so; shortage of memory is never an exception."""
+    """Decides what runs, and keeps the books of it. Raises only where it says so; shortage of memory is never an exception.
+
+    held_pages: what requests and leases held when the last step was planned.
+    """
 
     def __init__(self, config: SchedulerConfig, facts: WorkerFacts) -> None:
         _refuse_standstill(config, facts)
         self.config = config
         self.facts = facts
         self.cache = PrefixCache(facts.num_pages, facts.page_size, config.eviction)
-        self._ownership = Ownership(self.cache, shared=config.prefix_cache)
+        self.held_pages = 0
+        self._ownership = Ownership(self.cache)
         self._life = Lifecycle(self.cache, self._ownership)
         self._planner = Planner(config, self.cache, self._ownership, self._life)
-        self._landing = Landing(self.cache, self._ownership, self._life, facts)
-        self._flight: InFlightStep | None = None
+        self._in_flight: InFlightStep | None = None
         self._ready: list[RequestUpdate] = []  # ended without a step
         self._limits: list[tuple[float, int, Limit]] = []
         self._next_id = 0
@@ -222,15 +96,19 @@ class Scheduler:
         seq = self._life.by_request.get(request_id)
         return 0 if seq is None else seq.spent_tokens
 
-    def finish(self, request_id: str, kept_tokens: int) -> None:
-        """The request is complete with its first `kept_tokens` generated tokens; these stay cached. Idempotent."""
+    def finish(self, request_id: str, kept_tokens: int) -> int:
+        """The request is complete with its first `kept_tokens` generated tokens; these stay cached. Returns what had been put
+        through the model for it. Idempotent; 0 then.
+        """
         seq = self._life.by_request.get(request_id)
-        if seq is not None:
-            self._life.counters.finished += 1
-            self._end(seq, seq.prompt_tokens + kept_tokens)
+        if seq is None:
+            return 0
+        self._life.counters.finished += 1
+        self._end(seq, seq.prompt_tokens + kept_tokens)
+        return seq.spent_tokens
 
     def lease(
-        self, prompt_ids: Tokens[int], namespace: Namespace, children: int, *, lease_id: LeaseId | None = None
+        self, prompt_ids: Many[int], namespace: Namespace, children: int, *, lease_id: LeaseId | None = None
     ) -> LeaseId:
         """Keep the state of `prompt_ids`, computed or yet to be, until so many requests that name the lease were admitted
         or have ended. lease_id: a positive id of the caller's own, not used before.
@@ -238,7 +116,8 @@ class Scheduler:
         if children < 1:
             raise SpecError(f"a lease for {children} children holds nothing", hint="lease for at least one child")
         space = namespace.of_band(self.facts.band_of(len(prompt_ids)))
-        lease = self.cache.leases.open(space, key_of(prompt_ids), children, lease_id, ids=prompt_ids)
+        key = prompt_ids.packed() if isinstance(prompt_ids, TokenIds) else pack(prompt_ids)
+        lease = self.cache.leases.open(space, key, children, lease_id, ids=prompt_ids)
         self._verify()
         return lease
 
@@ -252,33 +131,116 @@ class Scheduler:
 
     def step(self, now: float) -> StepPlan | None:
         """What to compute next. None: nothing can run now (`idle` says whether anything is left to do)."""
-        if self._flight is not None:
-            raise IntegrityError(f"step {self._flight.plan.step} has not landed yet")
+        if self._in_flight is not None:
+            raise IntegrityError(f"step {self._in_flight.plan.step} has not been committed yet")
         running = set(self._life.prefilling) if self.config.running_timeout_s is not None else None
-        flight = self._planner.plan(now)
-        for seq, error in self._planner.failures:
-            self._ready.append(RequestUpdate(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens))
-            self._life.counters.failed += 1
-        self._planner.failures.clear()
+        step = self._planner.plan(now)
+        if self._planner.failures:
+            for seq, error in self._planner.failures:
+                self._ready.append(_failed(seq, error))
+            self._life.counters.failed += len(self._planner.failures)
+            self._planner.failures.clear()
         if running is not None:
             self._limit_running(running, now)
-        self._flight = flight
+        self._in_flight = step
         self._verify()
-        return flight.plan if flight is not None else None
+        if step is None:
+            return None
+        self.held_pages = self.cache.note_use()
+        return step.plan
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestUpdate]:
         """The worker's answer to the plan in flight. Returns what it changed, request by request."""
-        flight = self._take(plan)
-        progress = self._landing.commit(flight, result)
-        self._end_deferred(flight)
+        step, life = self._take(plan), self._life
+        updates: list[RequestUpdate] = []
+        for seq in step.decodes:
+            seq.computed += 1
+        if step.chunks:
+            self._commit_chunks(step, result.scores, updates)
+        self._commit_samples(result.samples, updates)
+        for chunk in step.chunks:
+            if chunk.seq.task is not None:
+                self._finish_scoring(chunk.seq, chunk.seq.task, updates)
+        if len(life.by_request) != len(life.by_id):  # something ended while the step was in flight
+            for seq_id in step.members():
+                ended = life.by_id.get(seq_id)
+                if ended is not None and ended.ending is not None:
+                    life.end(ended, ended.ending)
         self._verify()
-        return progress
+        return updates
 
     def abort_step(self, plan: StepPlan, error: Exception) -> list[RequestUpdate]:
-        """The worker raised: every request with a row in the plan fails with `error`, the others go on."""
-        progress = self._landing.abort(self._take(plan), error)
+        """The worker raised: every request with a row in the plan fails with `error` and keeps nothing that the step was to
+        compute; the others go on.
+        """
+        step, life = self._take(plan), self._life
+        members = [life.by_id[seq_id] for seq_id in sorted(step.members())]
+        updates = [_failed(seq, error) for seq in members if seq.ending is None]
+        for seq in members:
+            life.end(seq, seq.prompt_tokens)
+        life.close_again(plan.closes)
+        self._ownership.return_borrowed()
+        self.cache.tree.drop_pending()
+        life.counters.failed += len(updates)
         self._verify()
-        return progress
+        return updates
+
+    def _commit_chunks(self, step: InFlightStep, scores: Many[Scored], updates: list[RequestUpdate]) -> None:
+        """Prompts and edges are computed: their pages go to the tree, and whoever samples from them begins to decode."""
+        if self.cache.tree.pending:
+            self.cache.commit_pending()
+        for chunk in step.chunks:
+            seq = chunk.seq
+            if chunk.edge is not None and seq.task is not None:
+                self.cache.pool.free(seq.task.commit(chunk.edge))
+            else:
+                seq.computed = chunk.end
+                self._ownership.settle(seq)
+            for member in (seq, *chunk.takers):
+                if not member.announced and member.ending is None:
+                    member.announced = True
+                    updates.append(_counted(member, "admitted"))
+            for taker in chunk.takers:
+                taker.computed = chunk.end
+                self._life.decode(taker)
+        if self._ownership.borrowed:
+            self._ownership.return_borrowed()
+        if self.cache.leases.incomplete:
+            self.cache.leases.follow()
+        for scored in scores:
+            _note(step.scores[scored.key], scored)
+
+    def _commit_samples(self, samples: Many[Sampled], updates: list[RequestUpdate]) -> None:
+        """Each sampled token is its sequence's next; one that could not be sampled ends its request."""
+        life, bands = self._life, bool(self.facts.length_borders)
+        by_id, counters = life.by_id, life.counters
+        for seq_id, token_id, ended, score, error in samples:
+            seq = by_id[seq_id]
+            if seq.ending is not None:
+                continue
+            if error is not None:
+                updates.append(_failed(seq, error))
+                life.end(seq, seq.prompt_tokens)
+                counters.failed += 1
+                continue
+            seq.tokens.append(token_id)
+            counters.generated_tokens += 1
+            if seq.prompt_logprobs is None:
+                updates.append(RequestUpdate(seq.request_id, "token", token_id, ended, score))
+            else:  # the first token: all scores of the prompt have come
+                known, seq.prompt_scores, seq.prompt_logprobs = tuple(seq.prompt_scores or ()), None, None
+                updates.append(RequestUpdate(seq.request_id, "token", token_id, ended, score, prompt_scores=known))
+            if bands:
+                band = self.facts.band_of(len(seq.tokens))
+                if band != seq.band and seq.max_new:
+                    life.move(seq, band)
+
+    def _finish_scoring(self, seq: Sequence, task: ScoreTask, updates: list[RequestUpdate]) -> None:
+        """A ScoreRequest ends once its prompt and every edge of its trie are computed."""
+        if seq.phase != "done" and seq.ending is None and seq.computed == len(seq.tokens) and task.done:
+            updates.append(_counted(seq, "scored", task.answer()))
+            self._life.end(seq, seq.prompt_tokens)
+            self._life.counters.finished += 1
 
     # Time
 
@@ -291,7 +253,7 @@ class Scheduler:
             if seq is None or seq.ending is not None or (limit == "waiting" and seq.admitted_s is not None):
                 continue
             error = _out_of_time(seq, limit, now)
-            found.append(RequestUpdate(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens))
+            found.append(_failed(seq, error))
             self._life.counters.failed += 1
             self._end(seq, seq.prompt_tokens)
         return found
@@ -307,12 +269,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to compute, to wait for or to report."""
-        return not self._life.by_id and not self._ready and self._flight is None
-
-    @property
-    def held_pages(self) -> int:
-        """Pages that requests and leases hold now: neither free nor evictable."""
-        return self.cache.pool.num_pages - self.cache.pool.free_pages - self.cache.tree.evictable_pages
+        return not self._life.by_id and not self._ready and self._in_flight is None
 
     def flush(self, namespace: Namespace | None = None) -> int:
         """Forget cached prefixes of a namespace (None: of all). What requests and leases hold stays. Returns pages freed."""
@@ -368,13 +325,11 @@ class Scheduler:
             raise QueueFullError(f"{limit} requests wait already", hint="try again later, or raise max_queue")
         refuse_impossible(request, self.facts)
         self._next_id += 1
-        task = self._task(request)
+        task = self._score_task(request) if isinstance(request, ScoreRequest) else None
         band = self.facts.band_of(len(request.prompt_ids)) if task is None else task.band
-        return Sequence(self._next_id, request, now, task, band)
+        return Sequence(self._next_id, request, now, task, band=band, shares=self.config.prefix_cache)
 
-    def _task(self, request: Request) -> ScoreTask | None:
-        if not isinstance(request, ScoreRequest):
-            return None
+    def _score_task(self, request: ScoreRequest) -> ScoreTask:
         for continuation in request.continuations:
             pack(continuation)
         config = self.config
@@ -389,28 +344,20 @@ class Scheduler:
         )
 
     def _take(self, plan: StepPlan) -> InFlightStep:
-        flight, self._flight = self._flight, None
-        if flight is None or flight.plan is not plan:
-            self._flight = flight
+        step = self._in_flight
+        if step is None or step.plan is not plan:
             raise IntegrityError(f"step {plan.step} is not the one in flight")
-        return flight
+        self._in_flight = None
+        return step
 
     def _end(self, seq: Sequence, keep_tokens: int) -> None:
-        """Now; or, if the step in flight touches it, when that lands."""
-        if self._flight is not None and seq.seq_id in self._flight.members():
+        """Now; or, if the step in flight touches it, when that is committed."""
+        if self._in_flight is not None and seq.seq_id in self._in_flight.members():
             seq.ending = keep_tokens
             del self._life.by_request[seq.request_id]
         else:
             self._life.end(seq, keep_tokens)
         self._verify()
-
-    def _end_deferred(self, flight: InFlightStep) -> None:
-        if len(self._life.by_request) == len(self._life.by_id):
-            return
-        for seq_id in flight.members():
-            seq = self._life.by_id.get(seq_id)
-            if seq is not None and seq.ending is not None:
-                self._life.end(seq, seq.ending)
 
     def _limit(self, at: float, seq: Sequence, limit: Limit) -> None:
         heapq.heappush(self._limits, (at, seq.seq_id, limit))
@@ -448,3 +395,38 @@ def _out_of_time(seq: Sequence, limit: Limit, now: float) -> DeadlineError:
         return DeadlineError(f"{call} waited {waited:.1f} s and was not admitted", hint="lower the load")
     ran = now - (now if seq.admitted_s is None else seq.admitted_s)
     return DeadlineError(f"{call} ran {ran:.1f} s and is not complete", hint="raise running_timeout_s")
+
+
+def _failed(seq: Sequence, error: Exception) -> RequestUpdate:
+    return RequestUpdate(seq.request_id, "failed", error=error, spent_tokens=seq.spent_tokens)
+
+
+def _counted(
+    seq: Sequence, kind: Literal["admitted", "scored"], scored: tuple[Logprobs, Logprobs] | None = None
+) -> RequestUpdate:
+    """With the counts of the request's prompt: of its first admission, whatever was retracted and computed again."""
+    return RequestUpdate(
+        seq.request_id,
+        kind,
+        scored=scored,
+        prompt_tokens=seq.prompt_tokens,
+        cached_tokens=seq.cached_tokens,
+        computed_tokens=seq.prompt_tokens - seq.cached_tokens,
+        admitted_s=seq.admitted_s,
+        spent_tokens=seq.spent_tokens,
+    )
+
+
+def _note(target: ScoreTarget, scored: Scored) -> None:
+    """Keep a score where it belongs: at a trie node's children, or at a position of the prompt."""
+    if target.node is not None:
+        for child, logprob in zip(target.node.children.values(), scored.logprobs, strict=True):
+            child.logprob = logprob
+        return
+    seq = target.seq
+    if seq.prompt_scores is None:
+        seq.prompt_scores = [None] * seq.prompt_tokens
+    top = tuple((token_id, logprob, b"") for token_id, logprob in scored.top)
+    seq.prompt_scores[target.position] = TokenScore(
+        token_id=seq.tokens[target.position], logprob=scored.logprobs[0], top=top
+    )

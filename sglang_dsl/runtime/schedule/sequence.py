@@ -1,29 +1,24 @@
-"""One request at work: its tokens, its page table, and who owns which part of it.
+"""One request at work: its tokens, its page table and, if it scores continuations, the trie of these.
 
-    positions  0 ............... tree ................ computed ............ len(pages) * S
-               |== the tree's ====|== the request's ====|== over-allocation ==|
-
-Release happens in one place (`Ownership.release`) and may be asked for any number of times.
-
-A set of continuations as a token trie: each edge is computed once, each token scored once.
-
-A trie node needs a forward only if something follows it; the leaves' log-probabilities come from their parents' logits.
+The continuations of a ScoreRequest form a token trie: each edge is computed once, each token is scored once. A trie node needs a
+forward pass only if something follows it; the log-probabilities of the leaves come from the logits of their parents.
 
     prompt . -+- N e w -+- (end)          rows: [New] [York -> computed up to "Yor"] [Par...]
               |         +- Y o r k        points: at the prompt's last token for N and P, at N for e, ...
               +- P a r i s
+
+Which of a sequence's pages are its own is drawn in `ownership.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from collections.abc import Sequence as AbcSequence
 from collections.abc import Sequence as Tokens
 
 from ...ir.outcome import TokenScore
-from ..cache.keys import key_of, tokens_of
+from ..cache.keys import TokenIds, pack
 from ..cache.node import Receipt
-from .request import GenerateRequest, Logprobs, Phase, Request, ScoreRequest
+from .request import GenerateRequest, Logprobs, Phase, Request
 
 
 class TrieNode:
@@ -79,9 +74,9 @@ class ScoreTask:
 
     def __init__(
         self,
-        continuations: AbcSequence[AbcSequence[int]],
+        continuations: Tokens[Tokens[int]],
         *,
-        prompt_ids: AbcSequence[int],
+        prompt_ids: Tokens[int],
         unconditional: bool,
         bos_id: int | None,
         edge_tokens: int,
@@ -143,8 +138,8 @@ class ScoreTask:
             if edge.parent is not None:
                 edge.parent.open_children += 1
 
-    def land(self, edge: Edge) -> list[int]:
-        """`edge` has been computed. Returns pages no longer needed by anything below."""
+    def commit(self, edge: Edge) -> list[int]:
+        """`edge` has been computed. Returns pages that nothing below needs any more."""
         edge.scored = True
         gone: list[int] = []
         done: Edge | None = edge
@@ -166,16 +161,16 @@ class ScoreTask:
 
 
 def _by_band(
-    continuations: AbcSequence[AbcSequence[int]], head: int, band_of: Callable[[int], int]
-) -> dict[int, list[AbcSequence[int]]]:
+    continuations: Tokens[Tokens[int]], head: int, band_of: Callable[[int], int]
+) -> dict[int, list[Tokens[int]]]:
     """Continuations by the band of the sequences they end, which begin with `head` tokens."""
-    found: dict[int, list[AbcSequence[int]]] = {}
+    found: dict[int, list[Tokens[int]]] = {}
     for continuation in continuations:
         found.setdefault(band_of(head + len(continuation)), []).append(continuation)
     return found
 
 
-def _chain(token_ids: AbcSequence[int]) -> tuple[TrieNode, TrieNode]:
+def _chain(token_ids: Tokens[int]) -> tuple[TrieNode, TrieNode]:
     """Nodes one below the other: the first and the last."""
     first = last = TrieNode(token_ids[0])
     for token in token_ids[1:]:
@@ -184,7 +179,7 @@ def _chain(token_ids: AbcSequence[int]) -> tuple[TrieNode, TrieNode]:
     return first, last
 
 
-def _grow(root: TrieNode, continuations: AbcSequence[AbcSequence[int]]) -> None:
+def _grow(root: TrieNode, continuations: Tokens[Tokens[int]]) -> None:
     for continuation in continuations:
         node = root
         for token in continuation:
@@ -194,11 +189,11 @@ def _grow(root: TrieNode, continuations: AbcSequence[AbcSequence[int]]) -> None:
             node = child
 
 
-def _read(root: TrieNode, continuation: AbcSequence[int]) -> tuple[float, ...]:
+def _read(root: TrieNode, continuation: Tokens[int]) -> tuple[float, ...]:
     return tuple(node.logprob for node in _walk(root, continuation))
 
 
-def _walk(root: TrieNode, continuation: AbcSequence[int]) -> Iterator[TrieNode]:
+def _walk(root: TrieNode, continuation: Tokens[int]) -> Iterator[TrieNode]:
     node = root
     for token in continuation:
         node = node.children[token]
@@ -230,7 +225,11 @@ def _edges(tops: list[TrieNode], start: int, edge_tokens: int, band: int) -> lis
 
 
 class Sequence:
-    """Owned by the Scheduler. `pages` is handed out by reference in plans; only the scheduler changes it, between steps."""
+    """A request in the scheduler. `pages` is handed out by reference in plans; only the scheduler changes it, between steps.
+
+    shares: whether it may take pages from the prefix cache and leave some there.
+    prompt_logprobs: how many alternatives per position of the prompt are still wanted; None where none are, or all have come.
+    """
 
     __slots__ = (
         "admitted_s",
@@ -248,39 +247,51 @@ class Sequence:
         "pages",
         "pending_pages",
         "phase",
+        "prompt_logprobs",
         "prompt_scores",
         "prompt_tokens",
         "receipt",
         "request",
         "request_id",
         "seq_id",
+        "shares",
         "spent_tokens",
         "task",
         "tokens",
         "tree_pages",
     )
 
-    def __init__(self, seq_id: int, request: Request, now: float, task: ScoreTask | None, band: int = 0) -> None:
+    def __init__(
+        self, seq_id: int, request: Request, now: float, task: ScoreTask | None, *, band: int, shares: bool
+    ) -> None:
         self.seq_id = seq_id
         self.request = request
         self.request_id = request.request_id
-        self.tokens = tokens_of(request.prompt_ids)
+        ids = request.prompt_ids
+        self.tokens: list[int] = ids.tokens() if isinstance(ids, TokenIds) else list(ids)
+        self.key: bytes = (
+            ids.packed() if isinstance(ids, TokenIds) else pack(ids)
+        )  # of all tokens when it was last queued
         self.prompt_tokens = len(self.tokens)
-        self.key = key_of(request.prompt_ids)  # of all tokens known when it was last queued
-        self.place(band)
+        self.band = band
+        self.namespace = request.namespace.of_band(band)
         self.task = task
+        self.shares = shares
+        self.prompt_logprobs: int | None = None
+        if isinstance(request, GenerateRequest):
+            self.shares = shares and not request.no_cache
+            self.prompt_logprobs = request.prompt_logprobs
         self.phase: Phase = "waiting"
         self.arrival = seq_id
         self.arrived_s = now
         self.admitted_s: float | None = None
-        self.announced = False  # "admitted" was reported
+        self.announced = False  # whether "admitted" was reported
         self.cached_tokens = 0
-        self.spent_tokens = (
-            0  # put through the model for it: prompt and choices, also what a retraction made it do again
-        )
+        # What was put through the model for it: prompt and choices, and again what a retraction made it compute again.
+        self.spent_tokens = 0
         self.prompt_scores: list[TokenScore | None] | None = None
-        self.ending: int | None = None  # ended while in flight: tokens to keep when it lands
-        self.matched = 0  # peeked by the queue policy in this pass
+        self.ending: int | None = None  # it ended while its step was in flight: tokens to keep when that is committed
+        self.matched = 0  # tokens that the queue's policy found in the tree in this pass
         self.reset()
 
     def reset(self) -> None:
@@ -291,11 +302,6 @@ class Sequence:
         self.computed = 0
         self.own_start = 0
         self.receipt: Receipt | None = None
-
-    def place(self, band: int) -> None:
-        """It is computed as sequences of this band of lengths are, and shares state with these only."""
-        self.band = band
-        self.namespace = self.request.namespace.of_band(band)
 
     @property
     def generated(self) -> int:
@@ -308,27 +314,16 @@ class Sequence:
         return self.request.sampling.most_tokens - self.generated if isinstance(self.request, GenerateRequest) else 0
 
     @property
-    def cacheable(self) -> bool:
-        """Whether it may share pages with others."""
-        return isinstance(self.request, ScoreRequest) or not self.request.no_cache
-
-    @property
-    def prompt_logprobs(self) -> int | None:
-        """How many alternatives per prompt position are still wanted; None: no prompt scores, or they are complete."""
-        if not isinstance(self.request, GenerateRequest) or self.generated:
-            return None
-        return self.request.prompt_logprobs
-
-    @property
     def match_limit(self) -> int:
         """Most tokens a prefix match may take over: one at least is computed, all of them if the prompt is to be scored."""
         return 0 if self.prompt_logprobs is not None else len(self.tokens) - 1
 
 
 class Chunk:
-    """Consecutive tokens of one sequence (or of one edge of its trie) computed in a step; it becomes a row.
+    """Consecutive tokens of one sequence (or of one edge of its trie) that are computed in a step; a chunk becomes a row.
 
-    takers: sequences that sample from its last token. `tail_*`: how the slots before `start` in its first page are filled.
+    takers: sequences that sample from its last token. partial_copies, partial_mirrors: how the slots before `start` in its first
+    page are filled.
     """
 
     __slots__ = ("edge", "end", "pages", "partial_copies", "partial_mirrors", "seq", "start", "takers", "token_ids")

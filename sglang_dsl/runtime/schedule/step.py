@@ -28,8 +28,6 @@ class Row(NamedTuple):
     start: int
     pages: Sequence[int]
     own_start: int = 0
-    read_slot: int = -1  # recurrent state to start from (-1: none) and to leave behind
-    write_slot: int = -1
     band: int = 0  # which of the model's bands of lengths the sequence is in: how its positions are rotated
 
 
@@ -51,7 +49,9 @@ class PageCopy(NamedTuple):
 
 
 class MirrorWrite(NamedTuple):
-    """The K/V computed by row `row` at `position` is written to (page, offset) too: a parent's tail in a child's first page."""
+    """The K/V computed by row `row` at `position` is written to (page, offset), too: into the first page of a sequence that forks
+    off inside a page.
+    """
 
     row: int
     position: int

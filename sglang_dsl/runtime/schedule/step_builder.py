@@ -1,25 +1,19 @@
-"""Collects what a step computes, and writes it down as a StepPlan.
+"""Collects what a step computes, and writes it down as a StepPlan: rows in order, attention levels, what fills partial pages.
 
-Rows in depth-first order of the prefix tree, and the attention levels they share.
-
-A row's path is the tree nodes whose pages begin its page table. Rows that share a node stand next to each other, so a level
-is a run of rows; it pays from `min_tokens` shared tokens and two rows on (measured: below, one level is faster).
-
-The seed of a request that brought none: its own id, so that neighbours and order change nothing.
-
-Fork points inside a page: where the slots before a row's first token come from.
+Rows stand in depth-first order of the prefix tree. The path of a row are the tree nodes whose pages begin its page table. Rows
+that share a node stand next to each other, so an attention level is a run of rows. A level pays from `min_tokens` shared tokens
+and two rows on (measured: below that, one level is faster).
 
 A page is never shared across a fork point inside it. The child gets a page of its own, and what its parent has in the first part
-of that page is put there too: copied before the forward if it is cached, written twice by the same scatter if it is computed in
-this step (also where it ends the prompt of a sibling and is nobody's whole page).
+of that page is put there, too: copied before the forward pass if it is cached, written twice by the same scatter if it is
+computed in this step (also where it ends the prompt of a sibling and is nobody's whole page).
 """
 
 from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Sequence as AbcSequence
-from collections.abc import Sequence as Tokens
+from collections.abc import Sequence as Many
 from typing import NamedTuple, TypeAlias
 
 from ..cache.keys import TOKEN_BYTES, Namespace, common_bytes
@@ -39,7 +33,25 @@ class SharedLevels(NamedTuple):
     own_starts: list[int]
 
 
-def paths_of(nodes: AbcSequence[TreeNode | None], starts: AbcSequence[int]) -> list[Path]:
+def arranged(items: Many[Sequence | Chunk], min_tokens: int) -> tuple[list[Sequence | Chunk], SharedLevels]:
+    """Decoding sequences and chunks in the order of rows, and the levels these share."""
+    if len(items) == 1:  # needs no order and shares with nobody
+        return list(items), SharedLevels((), [0])
+    starts = [item.computed if isinstance(item, Sequence) else item.start for item in items]
+    paths = paths_of([_last_shared_node(item) for item in items], starts)
+    order = depth_first(paths, starts)
+    levels = shared_levels([paths[i] for i in order], [starts[i] for i in order], min_tokens)
+    return [items[i] for i in order], levels
+
+
+def _last_shared_node(item: Sequence | Chunk) -> TreeNode | None:
+    """Where the pages end that a row may share."""
+    seq = item if isinstance(item, Sequence) else item.seq
+    alone = isinstance(item, Chunk) and item.edge is not None and not item.edge.after_prompt
+    return None if alone or seq.receipt is None else seq.receipt.node
+
+
+def paths_of(nodes: Many[TreeNode | None], starts: Many[int]) -> list[Path]:
     """The paths of rows with these nodes at the end of their shared pages, each from the last node on that all rows of its
     namespace have in common and that ends before any of them begins: nothing above it can make a difference between them.
     """
@@ -47,7 +59,7 @@ def paths_of(nodes: AbcSequence[TreeNode | None], starts: AbcSequence[int]) -> l
     return [() if node is None else _path_from(tops[id(node.namespace)], node) for node in nodes]
 
 
-def _tops(nodes: AbcSequence[TreeNode | None], starts: AbcSequence[int]) -> dict[int, TreeNode]:
+def _tops(nodes: Many[TreeNode | None], starts: Many[int]) -> dict[int, TreeNode]:
     """By namespace: the nodes of one share one object."""
     rows: dict[int, tuple[dict[int, TreeNode], int]] = {}
     for node, start in zip(nodes, starts, strict=True):
@@ -92,7 +104,7 @@ def _path_from(top: TreeNode, node: TreeNode) -> Path:
     return tuple(found)
 
 
-def depth_first(paths: AbcSequence[Path], starts: AbcSequence[int]) -> list[int]:
+def depth_first(paths: Many[Path], starts: Many[int]) -> list[int]:
     """The order of rows: subtree by subtree, and whoever computes a prefix before all that read it.
 
     Of the branches below a node the one that begins earliest goes first: a row that computes tokens of the node itself begins
@@ -109,7 +121,7 @@ def depth_first(paths: AbcSequence[Path], starts: AbcSequence[int]) -> list[int]
     return sorted(range(len(places)), key=places.__getitem__)
 
 
-def shared_levels(paths: AbcSequence[Path], starts: AbcSequence[int], min_tokens: int) -> SharedLevels:
+def shared_levels(paths: Many[Path], starts: Many[int], min_tokens: int) -> SharedLevels:
     """The levels of rows in this order. Only nodes that end before a row's own new tokens can be in its levels.
 
     Each extra level has to add `min_tokens` shared by at least two rows.
@@ -134,7 +146,7 @@ def shared_levels(paths: AbcSequence[Path], starts: AbcSequence[int], min_tokens
     return SharedLevels(tuple(tuple(sorted(groups)) for groups in levels), own_starts)
 
 
-def _runs(paths: AbcSequence[Path], first: int, end: int, depth: int) -> list[tuple[int, int]]:
+def _runs(paths: Many[Path], first: int, end: int, depth: int) -> list[tuple[int, int]]:
     """Runs of two or more rows in [first, end) that share their node at `depth`."""
     runs, at = [], first
     while at < end:
@@ -150,7 +162,7 @@ def _runs(paths: AbcSequence[Path], first: int, end: int, depth: int) -> list[tu
     return runs
 
 
-def _common_depth(paths: AbcSequence[Path], first: int, end: int, depth: int) -> int:
+def _common_depth(paths: Many[Path], first: int, end: int, depth: int) -> int:
     """How many nodes all rows in [first, end) share, knowing that they share `depth + 1`."""
     common = depth + 1
     longest = min(len(paths[row]) for row in range(first, end))
@@ -162,13 +174,6 @@ def _common_depth(paths: AbcSequence[Path], first: int, end: int, depth: int) ->
 SEED_BYTES = 8
 
 
-def seed_of(request: GenerateRequest) -> int:
-    """The sampling's seed, or one derived from the request's id."""
-    if request.sampling.seed is not None:
-        return request.sampling.seed
-    return int.from_bytes(hashlib.blake2b(request.request_id.encode(), digest_size=SEED_BYTES).digest(), "little")
-
-
 class ScoreTarget(NamedTuple):
     """What a ScorePoint was for: the children of a trie node, or a position of a prompt."""
 
@@ -178,12 +183,12 @@ class ScoreTarget(NamedTuple):
 
 
 class InFlightStep(NamedTuple):
-    """What a plan in flight will change when it lands."""
+    """A plan that the worker computes now, and what its result will change. scores[key]: what the ScorePoint of this key is for."""
 
     plan: StepPlan
     decodes: list[Sequence]
     chunks: list[Chunk]
-    asked: list[ScoreTarget]
+    scores: list[ScoreTarget]
 
     def members(self) -> set[int]:
         """Ids of the sequences it touches."""
@@ -191,81 +196,91 @@ class InFlightStep(NamedTuple):
         return takers | {chunk.seq.seq_id for chunk in self.chunks} | {seq.seq_id for seq in self.decodes}
 
 
-class Arrangement(NamedTuple):
-    """Decoding sequences in row order, with their levels: stays true until one joins or leaves."""
+class DecodeBatch(NamedTuple):
+    """Decoding sequences in row order, with the levels they share: stays true until one joins or leaves."""
 
     order: list[Sequence]
-    levels: SharedLevels
+    groups: tuple[tuple[RowGroup, ...], ...]
+
+    @classmethod
+    def of(cls, decodes: list[Sequence], min_tokens: int) -> DecodeBatch:
+        """Order them and find their levels; each is told where its own level begins."""
+        order, levels = arranged(decodes, min_tokens)
+        sequences = [seq for seq in order if isinstance(seq, Sequence)]
+        for seq, own_start in zip(sequences, levels.own_starts, strict=True):
+            seq.own_start = own_start
+        return cls(sequences, levels.groups)
+
+    def step(self, number: int, closes: Many[int]) -> InFlightStep:
+        """A step in which every sequence decodes one token, and nothing else happens."""
+        order = self.order
+        rows = [Row(s.seq_id, s.tokens[-1:], s.computed, s.pages, s.own_start, s.band) for s in order]
+        samples = [SamplePoint(row, 0, s.seq_id, len(s.tokens) - s.prompt_tokens) for row, s in enumerate(order)]
+        return InFlightStep(StepPlan(number, rows, self.groups, (), (), (), closes, samples), order, [], [])
 
 
 class StepBuilder:
-    """One step in the making. Chunks may share with chunks added before."""
+    """One step in the making. Chunks may share with chunks added before.
+
+    tokens: what the chunks have together. writers: the chunk that computes a sequence's own tokens, and so fills its pending
+    nodes. finals: by namespace and key, the chunk that ends where a whole prompt ends; another of the same prompt can sample there.
+    """
 
     def __init__(self, page_size: int) -> None:
         self.chunks: list[Chunk] = []
-        self.opens: list[OpenSequence] = []
         self.tokens = 0
+        self.writers: dict[int, Chunk] = {}
+        self.finals: dict[tuple[Namespace, bytes], Chunk] = {}
         self._page = page_size
-        self._by_writer: dict[int, Chunk] = {}
+        self._opens: list[OpenSequence] = []
         self._by_edge: dict[int, Chunk] = {}
-        self._finals: dict[tuple[Namespace, bytes], Chunk] = {}
         self._open_pages: dict[int, list[Chunk]] = {}  # by the node below which a sibling would find them
         self._copies: list[PageCopy] = []
         self._mirrors: list[tuple[Chunk, int, int]] = []
 
     def open(self, seq: Sequence) -> None:
-        """The worker has to know this sequence before its first row."""
+        """The worker has to know this sequence before its first row. A request that brought no seed gets one of its own id."""
         request = seq.request
-        if isinstance(request, GenerateRequest):
-            self.opens.append(
-                OpenSequence(
-                    seq_id=seq.seq_id,
-                    prompt_ids=request.prompt_ids,
-                    sampling=request.sampling,
-                    constraint=request.constraint,
-                    seed=seed_of(request),
-                    generated=tuple(seq.tokens[seq.prompt_tokens :]),
-                    label=request.label,
-                    request_id=request.request_id,
-                )
+        if not isinstance(request, GenerateRequest):
+            return
+        seed = request.sampling.seed
+        if seed is None:
+            digest = hashlib.blake2b(request.request_id.encode(), digest_size=SEED_BYTES).digest()
+            seed = int.from_bytes(digest, "little")
+        known = tuple(seq.tokens[seq.prompt_tokens :])
+        self._opens.append(
+            OpenSequence(
+                seq.seq_id, request.prompt_ids, request.sampling, request.constraint, seed, known, request.label
             )
+        )
 
     def add(self, seq: Sequence, end: int) -> Chunk:
         """Compute `seq` from where it stands to `end`; it samples if that is all of it."""
         chunk = Chunk(seq, seq.tokens[seq.computed : end], seq.computed, seq.pages)
-        self._append(chunk)
-        self._by_writer[seq.seq_id] = chunk
+        self.chunks.append(chunk)
+        self.tokens += len(chunk.token_ids)
+        self.writers[seq.seq_id] = chunk
         if end == len(seq.tokens) and seq.task is None:
             chunk.takers.append(seq)
             if seq.receipt is not None:
-                self._finals[seq.namespace, seq.key] = chunk
+                self.finals[seq.namespace, seq.key] = chunk
         return chunk
 
-    def add_edge(self, seq: Sequence, edge: Edge) -> Chunk:
+    def add_edge(self, seq: Sequence, edge: Edge) -> None:
         """Compute one edge of the sequence's trie."""
         chunk = Chunk(seq, [node.token for node in edge.nodes], edge.start, edge.table, edge)
-        self._append(chunk)
+        self.chunks.append(chunk)
+        self.tokens += len(chunk.token_ids)
         self._by_edge[id(edge)] = chunk
         if edge.start % self._page:
-            above = self._by_edge.get(id(edge.parent)) if edge.parent else self._by_writer.get(seq.seq_id)
+            above = self._by_edge.get(id(edge.parent)) if edge.parent else self.writers.get(seq.seq_id)
             if above is not None:
-                self.share_tail(above, chunk, edge.start)
+                self.share_partial_page(above, chunk.pages[edge.start // self._page], edge.start, chunk)
             else:
                 table = edge.parent.table if edge.parent else seq.pages
-                self.copy_tail(table[edge.start // self._page], chunk, edge.start % self._page)
-        return chunk
+                self._copy_partial_page(table[edge.start // self._page], chunk, edge.start % self._page)
 
-    def final_of(self, seq: Sequence) -> Chunk | None:
-        """A chunk of this step that ends exactly where `seq` would: `seq` can sample from it."""
-        return self._finals.get((seq.namespace, seq.key))
-
-    def writer(self, seq_id: int) -> Chunk | None:
-        """The chunk of this step that computes this sequence's own tokens."""
-        return self._by_writer.get(seq_id)
-
-    def filling_chunk(self, seq_id: int) -> Chunk:
-        """The chunk of this step that fills this sequence's pending nodes."""
-        return self._by_writer[seq_id]
+    # Partial pages
 
     def leave_open(self, chunk: Chunk) -> None:
         """`chunk` ends inside a page: siblings that go on below its last whole page may begin with what it has there."""
@@ -273,59 +288,29 @@ class StepBuilder:
         if receipt is not None and chunk.end > whole == receipt.node.end:
             self._open_pages.setdefault(receipt.node.serial, []).append(chunk)
 
-    def longest_open_page(self, node: TreeNode, key: bytes, limit_tokens: int) -> tuple[Chunk | None, int]:
-        """The chunk whose last, open page begins with most of `key[node.end : limit_tokens]`, and how many tokens that is."""
-        start, end = node.end * TOKEN_BYTES, min(len(key), limit_tokens * TOKEN_BYTES)
-        best: tuple[Chunk | None, int] = (None, 0)
-        for chunk in self._open_pages.get(node.serial, ()) if end > start else ():
-            tokens = common_bytes(chunk.seq.key[start : chunk.end * TOKEN_BYTES], key, start, end) // TOKEN_BYTES
-            if tokens > best[1]:
-                best = (chunk, tokens)
-        return best
+    def find_partial_page(self, seq: Sequence, tree: RadixTree) -> PartialPage | None:
+        """The longest match inside the page after what `seq` has matched; None if there is none."""
+        if seq.receipt is None or seq.task is not None or seq.prompt_logprobs is not None:
+            return None
+        node = seq.receipt.node
+        found = self._longest_open_page(node, seq.key, seq.match_limit)
+        cached = tree.overlap(node, seq.key, seq.match_limit)
+        if cached is None or (found is not None and cached.tokens <= found.tokens):
+            return found
+        child = cached.child
+        if child.pending:
+            return PartialPage(cached.tokens, self.writers[child.writer], None)
+        return PartialPage(cached.tokens, None, child)
 
-    def copy_tail(self, source: int, chunk: Chunk, tokens: int) -> None:
-        """The first `tokens` slots of the chunk's first page are those of page `source`."""
-        chunk.partial_copies.append((source, tokens))
-        self._copies.append(PageCopy(source, chunk.pages[chunk.start // self._page], tokens))
+    def fill_partial_page(self, partial: PartialPage, chunk: Chunk) -> None:
+        """Write down how the slots before `chunk` are filled."""
+        if partial.chunk is not None:
+            self.share_partial_page(partial.chunk, chunk.pages[chunk.start // self._page], chunk.start, chunk)
+        elif partial.node is not None:
+            self._copy_partial_page(partial.node.pages[0], chunk, partial.tokens)
 
-    def share_tail(self, above: Chunk, chunk: Chunk, upto: int) -> None:
-        """`chunk` begins at `upto`, inside a page that `above` fills in this step: it gets the same entries."""
-        self._fill(above, chunk.pages[upto // self._page], upto, chunk)
-
-    def share_page(self, above: Chunk, page: int, upto: int) -> None:
-        """`page` gets what `above` puts before `upto` into its last page."""
-        self._fill(above, page, upto, None)
-
-    def build(self, step: int, decodes: list[Sequence], closes: Tokens[int], min_tokens: int) -> InFlightStep:
-        """The plan, and what has to be remembered until it lands."""
-        order, levels = _in_order([*decodes, *self.chunks], min_tokens)
-        rows: list[Row] = []
-        samples: list[SamplePoint] = []
-        scores: list[ScorePoint] = []
-        asked: list[ScoreTarget] = []
-        row_of: dict[int, int] = {}
-        for row, (item, own_start) in enumerate(zip(order, levels.own_starts, strict=True)):
-            if isinstance(item, Sequence):
-                rows.append(_decode_row(item, own_start))
-                samples.append(SamplePoint(row, 0, item.seq_id, item.generated))
-                continue
-            seq, edge = item.seq, item.edge
-            row_of[id(item)] = row
-            band = edge.band if edge is not None else seq.band
-            rows.append(Row(seq.seq_id, item.token_ids, item.start, item.pages, own_start, band=band))
-            last = len(item.token_ids) - 1
-            samples += [SamplePoint(row, last, taker.seq_id, taker.generated) for taker in item.takers]
-            if seq.task is not None or seq.prompt_logprobs is not None:
-                _ask(item, row, scores, asked)
-        mirrors = [MirrorWrite(row_of[id(by)], at, page, at % self._page) for by, at, page in self._mirrors]
-        plan = StepPlan(step, rows, levels.groups, self._copies, mirrors, self.opens, closes, samples, scores)
-        return InFlightStep(plan, decodes, self.chunks, asked)
-
-    def _append(self, chunk: Chunk) -> None:
-        self.chunks.append(chunk)
-        self.tokens += len(chunk.token_ids)
-
-    def _fill(self, above: Chunk, page: int, upto: int, chunk: Chunk | None) -> None:
+    def share_partial_page(self, above: Chunk, page: int, upto: int, chunk: Chunk | None) -> None:
+        """`page` gets what `above` puts before `upto` into the page of that position; `chunk`, if given, goes on there."""
         first = upto - upto % self._page
         copies = [(source, min(tokens, upto - first)) for source, tokens in above.partial_copies if above.start > first]
         mirrors = [(by, at) for by, at in above.partial_mirrors if first <= at < upto]
@@ -336,66 +321,49 @@ class StepBuilder:
             chunk.partial_copies += copies
             chunk.partial_mirrors += mirrors
 
+    def _copy_partial_page(self, source: int, chunk: Chunk, tokens: int) -> None:
+        """The first `tokens` slots of the chunk's first page are those of page `source`."""
+        chunk.partial_copies.append((source, tokens))
+        self._copies.append(PageCopy(source, chunk.pages[chunk.start // self._page], tokens))
 
-def arrange(decodes: list[Sequence], min_tokens: int) -> Arrangement:
-    """Order decoding sequences depth first and find their levels."""
-    items, levels = _in_order([*decodes], min_tokens)
-    order = [item for item in items if isinstance(item, Sequence)]
-    for seq, own_start in zip(order, levels.own_starts, strict=True):
-        seq.own_start = own_start
-    return Arrangement(order, levels)
+    def _longest_open_page(self, node: TreeNode, key: bytes, limit_tokens: int) -> PartialPage | None:
+        """The chunk whose last, open page begins with most of `key[node.end : limit_tokens]`."""
+        start, end = node.end * TOKEN_BYTES, min(len(key), limit_tokens * TOKEN_BYTES)
+        best: PartialPage | None = None
+        for chunk in self._open_pages.get(node.serial, ()) if end > start else ():
+            tokens = common_bytes(chunk.seq.key[start : chunk.end * TOKEN_BYTES], key, start, end) // TOKEN_BYTES
+            if tokens > (best.tokens if best is not None else 0):
+                best = PartialPage(tokens, chunk, None)
+        return best
 
+    # The plan
 
-def steady(step: int, decodes: Arrangement, closes: Tokens[int]) -> InFlightStep:
-    """A step in which every sequence decodes one token."""
-    order = decodes.order
-    rows = [_decode_row(seq, seq.own_start) for seq in order]
-    samples = [SamplePoint(row, 0, seq.seq_id, len(seq.tokens) - seq.prompt_tokens) for row, seq in enumerate(order)]
-    return InFlightStep(StepPlan(step, rows, decodes.levels.groups, (), (), (), closes, samples), order, [], [])
-
-
-def _in_order(items: list[Sequence | Chunk], min_tokens: int) -> tuple[AbcSequence[Sequence | Chunk], SharedLevels]:
-    """The order of rows, and the levels that they share. One row alone shares none."""
-    if len(items) == 1:
-        return items, SharedLevels((), [0])
-    starts = [item.computed if isinstance(item, Sequence) else item.start for item in items]
-    paths = paths_of([_node(item) for item in items], starts)
-    order = depth_first(paths, starts)
-    return [items[i] for i in order], shared_levels([paths[i] for i in order], [starts[i] for i in order], min_tokens)
-
-
-def _node(item: Sequence | Chunk) -> TreeNode | None:
-    """Where the pages end that a row shares."""
-    seq = item if isinstance(item, Sequence) else item.seq
-    alone = isinstance(item, Chunk) and item.edge is not None and not item.edge.after_prompt
-    return None if alone or seq.receipt is None else seq.receipt.node
-
-
-def _decode_row(seq: Sequence, own_start: int) -> Row:
-    return Row(seq.seq_id, seq.tokens[-1:], seq.computed, seq.pages, own_start, band=seq.band)
-
-
-def _ask(chunk: Chunk, row: int, scores: list[ScorePoint], asked: list[ScoreTarget]) -> None:
-    """Score what follows each token of a trie edge, of the prompt of a ScoreRequest, or of a prompt to be scored."""
-    seq = chunk.seq
-    if chunk.edge is not None:
-        for offset, node in enumerate(chunk.edge.nodes):
-            _ask_children(seq, node, row, offset, scores, asked)
-    elif seq.task is not None:
-        if chunk.end == len(seq.tokens):
-            _ask_children(seq, seq.task.root, row, len(chunk.token_ids) - 1, scores, asked)
-    elif (top := seq.prompt_logprobs) is not None:
-        for offset, position in enumerate(range(chunk.start + 1, min(chunk.end + 1, seq.prompt_tokens))):
-            scores.append(ScorePoint(row, offset, (seq.tokens[position],), top, len(asked)))
-            asked.append(ScoreTarget(seq, None, position))
-
-
-def _ask_children(
-    seq: Sequence, node: TrieNode, row: int, offset: int, scores: list[ScorePoint], asked: list[ScoreTarget]
-) -> None:
-    if node.children:
-        scores.append(ScorePoint(row, offset, tuple(node.children), 0, len(asked)))
-        asked.append(ScoreTarget(seq, node, -1))
+    def build(self, step: int, decodes: list[Sequence], closes: Many[int], min_tokens: int) -> InFlightStep:
+        """The plan, and what has to be remembered until its result is committed."""
+        items, levels = arranged([*decodes, *self.chunks], min_tokens)
+        rows: list[Row] = []
+        samples: list[SamplePoint] = []
+        points: list[ScorePoint] = []
+        targets: list[ScoreTarget] = []
+        row_of: dict[int, int] = {}
+        for row, (item, own_start) in enumerate(zip(items, levels.own_starts, strict=True)):
+            if isinstance(item, Sequence):
+                rows.append(Row(item.seq_id, item.tokens[-1:], item.computed, item.pages, own_start, item.band))
+                samples.append(SamplePoint(row, 0, item.seq_id, item.generated))
+                continue
+            seq, ids = item.seq, item.token_ids
+            row_of[id(item)] = row
+            band = item.edge.band if item.edge is not None else seq.band
+            rows.append(Row(seq.seq_id, ids, item.start, item.pages, own_start, band))
+            samples += [
+                SamplePoint(row, len(ids) - 1, taker.seq_id, len(taker.tokens) - taker.prompt_tokens)
+                for taker in item.takers
+            ]
+            if seq.task is not None or seq.prompt_logprobs is not None:
+                _add_score_points(item, row, points, targets)
+        mirrors = [MirrorWrite(row_of[id(by)], at, page, at % self._page) for by, at, page in self._mirrors]
+        plan = StepPlan(step, rows, levels.groups, self._copies, mirrors, self._opens, closes, samples, points)
+        return InFlightStep(plan, decodes, self.chunks, targets)
 
 
 class PartialPage(NamedTuple):
@@ -406,26 +374,20 @@ class PartialPage(NamedTuple):
     node: TreeNode | None
 
 
-def find_tail(seq: Sequence, tree: RadixTree, builder: StepBuilder) -> PartialPage | None:
-    """The longest match inside the page after what `seq` has matched; None if there is none."""
-    if tree.page_size == 1 or seq.receipt is None or seq.task is not None or seq.prompt_logprobs is not None:
-        return None
-    node = seq.receipt.node
-    chunk, shared = builder.longest_open_page(node, seq.key, seq.match_limit)
-    cached = tree.overlap(node, seq.key, seq.match_limit)
-    if cached is not None and cached.tokens > shared:
-        child = cached.child
-        return (
-            PartialPage(cached.tokens, builder.filling_chunk(child.writer), None)
-            if child.pending
-            else PartialPage(cached.tokens, None, child)
-        )
-    return PartialPage(shared, chunk, None) if chunk is not None else None
-
-
-def fill_tail(tail: PartialPage, chunk: Chunk, builder: StepBuilder) -> None:
-    """Write down how the slots before `chunk` are filled."""
-    if tail.chunk is not None:
-        builder.share_tail(tail.chunk, chunk, chunk.start)
-    elif tail.node is not None:
-        builder.copy_tail(tail.node.pages[0], chunk, tail.tokens)
+def _add_score_points(chunk: Chunk, row: int, points: list[ScorePoint], targets: list[ScoreTarget]) -> None:
+    """Score what follows each token of a trie edge, of the prompt of a ScoreRequest, or of a prompt to be scored."""
+    seq = chunk.seq
+    if seq.task is None:
+        for offset, position in enumerate(range(chunk.start + 1, min(chunk.end + 1, seq.prompt_tokens))):
+            points.append(ScorePoint(row, offset, (seq.tokens[position],), seq.prompt_logprobs or 0, len(targets)))
+            targets.append(ScoreTarget(seq, None, position))
+        return
+    nodes: list[tuple[int, TrieNode]] = []
+    if chunk.edge is not None:
+        nodes = list(enumerate(chunk.edge.nodes))
+    elif chunk.end == len(seq.tokens):
+        nodes = [(len(chunk.token_ids) - 1, seq.task.root)]
+    for offset, node in nodes:
+        if node.children:
+            points.append(ScorePoint(row, offset, tuple(node.children), 0, len(targets)))
+            targets.append(ScoreTarget(seq, node, -1))
