@@ -132,7 +132,7 @@ class Scheduler:
     def step(self, now: float) -> StepPlan | None:
         """What to compute next. None: nothing can run now (`idle` says whether anything is left to do)."""
         if self._in_flight is not None:
-            raise IntegrityError(f"step {self._in_flight.plan.step} has not been committed yet")
+            raise IntegrityError(f"step {self._in_flight.plan.step} has not landed yet")
         running = set(self._life.prefilling) if self.config.running_timeout_s is not None else None
         step = self._planner.plan(now)
         if self._planner.failures:
