@@ -143,7 +143,7 @@ def test_bug_30_31_aborted_requests_leave_neither_tokens_nor_state(lab, page_mod
     assert all(isinstance(r.end, CancelledError) and r.late == [] for r in recorders)
     snapshot = engine.snapshot()
     assert (snapshot.live, snapshot.scheduler.running, snapshot.scheduler.waiting) == (0, 0, 0)
-    assert len(engine._loop._live) == 0
+    assert len(engine._loop._live.by_id) == 0
     lab.assert_clean()
 
 

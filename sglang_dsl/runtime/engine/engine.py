@@ -120,8 +120,13 @@ class Engine:
                 request, sink = checked_item(place, item)
             except SpecError as error:
                 unusable = unusable or error
-            else:
-                checked.append(self._checked(request, sink))
+                continue
+            try:
+                checked.append((checked_request(request, self._worker.info), sink, None))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001 - a field with a mind of its own fails its request alone
+                checked.append((refusable(request), sink, error))
         self._post(partial(self._loop.add, checked))
         if unusable is not None:
             raise unusable
@@ -286,19 +291,10 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _checked(self, request: Request, sink: Sink) -> tuple[Request, Sink, BaseException | None]:
-        """The request as the loop may have it; or what is left of it, and why it is refused."""
-        try:
-            return checked_request(request, self._worker.info), sink, None
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a field with a mind of its own fails its request alone
-            return refusable(request), sink, error
-
     def _post(self, command: Command) -> None:
         self._thread.check_process()
         self._loop.inbox.post(command)
-        if self._background:
+        if self._background and self._thread.thread is None:
             self._thread.start()
 
     def _ask(self, question: Callable[[], T]) -> T:

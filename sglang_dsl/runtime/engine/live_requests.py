@@ -1,10 +1,6 @@
-"""The requests inside the engine, and the one place where each of them ends.
+"""The requests inside the engine: what each has said and cost so far, who hears of it, and the one place where each ends.
 
-What one generate request has said so far, when it ends, and the result it ends with.
-
-One request inside the engine, from submission to its end.
-
-From what a step brought to what receivers hear: text, stops, results.
+RequestUpdate (of the scheduler) -> LiveRequests.hand_out -> text, stops -> Sink.started / text / done
 """
 
 from __future__ import annotations
@@ -13,10 +9,10 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 
 from ...errors import CancelledError, DslError, EngineError
 from ...ir.execution import FinishReason, TokenScore
-from ...ir.outcome import Torn
 from ..schedule.request import GenerateRequest, GenerateResult, Request, RequestUpdate, Result, ScoreResult, Sink
 from ..schedule.scheduler import Scheduler
 from ..text.output import OutputText
@@ -24,77 +20,13 @@ from ..text.tokenizer import Tokenizer
 from .clock import Clock
 from .metrics import Faults, Metrics
 
-
-class SequenceOutput:
-    """Ids, scores and text of one sequence. Owner: the engine's loop.
-
-        output = SequenceOutput(request, tokenizer)
-        delta = output.take(token_id, score, ended=...)     # until output.finish_reason is set
-
-    Raises:
-        SpecError: a stop pattern that cannot be used.
-    """
-
-    def __init__(self, request: GenerateRequest, tokenizer: Tokenizer) -> None:
-        self._text = OutputText(tokenizer, request.sampling)
-        self._max_tokens = request.sampling.most_tokens
-        self._scores: list[TokenScore] = []
-        self.generated_tokens = 0
-        self.finish_reason: FinishReason | None = None
-        self.matched: str | int | None = None
-
-    def take(self, token_id: int, score: TokenScore | None, *, ended: bool) -> str:
-        """Add a sampled token (`ended`: its constraint is complete); returns the text that may be shown now.
-
-        A stop wins over a complete constraint, and that over the length limit, when one token brings several.
-        """
-        self.generated_tokens += 1
-        if score is not None:
-            self._scores.append(score)
-        delta = self._text.feed(token_id)
-        if (ending := self._text.ending) is not None:
-            self.finish_reason, self.matched = ending
-        elif ended or self.generated_tokens >= self._max_tokens:
-            self.finish_reason = "constraint" if ended else "length"
-            delta += self._text.finish()
-        return delta
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """After the end: the whole tokens kept."""
-        return tuple(self._text.token_ids)
-
-    @property
-    def covered_ids(self) -> tuple[int, ...]:
-        """After the end: the tokens that the text comes from, one that a stop cut included."""
-        return tuple(self._text.covered_ids)
-
-    @property
-    def scores(self) -> tuple[TokenScore, ...]:
-        """After the end: scores of the covered tokens."""
-        return tuple(self._scores[: self._text.covered_tokens])
-
-    @property
-    def text(self) -> str:
-        """Text released so far; after the end all of it."""
-        return self._text.text
-
-    @property
-    def tail_text(self) -> str:
-        """After the end: text kept after the last whole token."""
-        return self._text.tail_text
-
-    @property
-    def torn(self) -> Torn | None:
-        """After the end: where the text begins or ends inside a character."""
-        return self._text.torn
+logger = logging.getLogger("sglang_dsl.engine")
 
 
 class LiveRequest:
-    """A request, where its output goes, and its times on the engine's clock. Owner: the loop.
+    """A request, where its output goes, what it has generated, and its times on the engine's clock. Owner: the loop.
 
-    Raises:
-        SpecError: a stop pattern that cannot be used.
+    output: the text of a generation; None for a scoring. unreported: ids sampled since the sink last heard.
     """
 
     __slots__ = (
@@ -103,23 +35,27 @@ class LiveRequest:
         "compiling",
         "computed_tokens",
         "first_token_s",
+        "generated_tokens",
         "last_token_s",
-        "order",
+        "number",
         "output",
         "peak_kv_pages",
         "prompt_scores",
         "prompt_tokens",
         "request",
+        "request_id",
+        "scores",
         "sink",
         "spent_tokens",
         "submitted_s",
         "unreported",
     )
 
-    def __init__(self, request: Request, sink: Sink, *, order: int, now: float) -> None:
+    def __init__(self, request: Request, sink: Sink, *, number: int, now: float) -> None:
         self.request = request
+        self.request_id = request.request_id
         self.sink = sink
-        self.order = order
+        self.number = number  # in order of submission
         self.submitted_s = now
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
@@ -130,151 +66,98 @@ class LiveRequest:
         self.cached_tokens = 0
         self.computed_tokens = 0
         self.spent_tokens = 0
+        self.generated_tokens = 0
+        self.scores: list[TokenScore] = []
         self.prompt_scores: tuple[TokenScore | None, ...] = ()
-        self.output: SequenceOutput | None = None
-        self.unreported: list[int] = []  # ids sampled since the sink last heard
-
-    @property
-    def request_id(self) -> str:
-        """The request's id."""
-        return self.request.request_id
-
-    def open_output(self, tokenizer: Tokenizer) -> None:
-        """Prepare for tokens. Raises SpecError: a stop pattern that cannot be used."""
-        if isinstance(self.request, GenerateRequest):
-            self.output = SequenceOutput(self.request, tokenizer)
-
-    def generated(self, output: SequenceOutput, reason: FinishReason, now: float, weights: str) -> GenerateResult:
-        """What a finished generation answers."""
-        return GenerateResult(
-            request_id=self.request_id,
-            token_ids=output.token_ids,
-            text=output.text,
-            finish_reason=reason,
-            tail_text=output.tail_text,
-            torn=output.torn,
-            matched=output.matched,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            computed_tokens=self.computed_tokens,
-            spent_tokens=self.spent_tokens,
-            peak_kv_pages=self.peak_kv_pages,
-            generated_tokens=output.generated_tokens,
-            covered_ids=output.covered_ids,
-            token_scores=output.scores,
-            prompt_scores=self.prompt_scores,
-            started_s=self.submitted_s if self.admitted_s is None else self.admitted_s,
-            first_token_s=now if self.first_token_s is None else self.first_token_s,
-            finished_s=now,
-            weight_version=weights,
-        )
-
-    def scored(
-        self,
-        logprobs: tuple[tuple[float, ...], ...],
-        unconditional: tuple[tuple[float, ...], ...],
-        now: float,
-        weights: str,
-    ) -> ScoreResult:
-        """What a finished scoring answers."""
-        return ScoreResult(
-            request_id=self.request_id,
-            logprobs=logprobs,
-            unconditional=unconditional,
-            prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            computed_tokens=self.computed_tokens,
-            spent_tokens=self.spent_tokens,
-            peak_kv_pages=self.peak_kv_pages,
-            started_s=self.submitted_s if self.admitted_s is None else self.admitted_s,
-            finished_s=now,
-            weight_version=weights,
-        )
+        self.output: OutputText | None = None
+        self.unreported: list[int] = []
 
 
-logger = logging.getLogger("sglang_dsl.engine")
-
-
-class LiveCalls:
+class LiveRequests:
     """By id, in order of submission. Owner: the loop.
 
-    A call leaves through exactly one of `finish`, `fail` (the scheduler still holds it), `failed` (it does not any
+    A request leaves through exactly one of a result (`hand_out`), `fail` (the scheduler still holds it), `failed` (it does not any
     more) and `refuse` (it never did); each tells the receiver once.
+
+    by_id: those that the scheduler holds. compiling: how many of them wait for their constraint. held_pages: what all requests and
+    leases held in the step whose updates are handed out.
     """
 
-    def __init__(self, scheduler: Scheduler, metrics: Metrics, faults: Faults) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        tokenizer: Tokenizer,
+        clock: Clock,
+        metrics: Metrics,
+        faults: Faults,
+        weight_version: str,
+    ) -> None:
+        self.by_id: dict[str, LiveRequest] = {}
         self.compiling = 0
+        self.held_pages = 0
         self._scheduler = scheduler
+        self._tokenizer = tokenizer
+        self._clock = clock
         self._metrics = metrics
         self._faults = faults
-        self._calls: dict[str, LiveRequest] = {}
+        self._weight_version = weight_version
 
-    def __len__(self) -> int:
-        return len(self._calls)
+    # Entering and leaving
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._calls
-
-    def get(self, request_id: str) -> LiveRequest | None:
-        """The call of this id, if it lives."""
-        return self._calls.get(request_id)
-
-    def all(self) -> list[LiveRequest]:
-        """Every living call."""
-        return list(self._calls.values())
-
-    def enter(self, call: LiveRequest, *, compiling: bool) -> None:
+    def enter(self, live: LiveRequest, *, compiling: bool) -> None:
         """The scheduler has taken it."""
-        self._calls[call.request_id] = call
-        call.compiling = compiling
+        self.by_id[live.request_id] = live
+        live.compiling = compiling
         self.compiling += compiling
 
-    def compiled(self, call: LiveRequest) -> None:
+    def compiled(self, live: LiveRequest) -> None:
         """Its constraint waits for nothing any more."""
-        self.compiling -= call.compiling
-        call.compiling = False
+        self.compiling -= live.compiling
+        live.compiling = False
 
-    def leave(self, call: LiveRequest) -> None:
-        """It takes no more tokens. What is left is to tell its receiver."""
-        self._calls.pop(call.request_id, None)
-        self.compiled(call)
+    def fail(self, live: LiveRequest, error: DslError) -> None:
+        """End a request that the scheduler still holds."""
+        live.spent_tokens = self._scheduler.spent_tokens(live.request_id) or live.spent_tokens
+        release = partial(self._scheduler.cancel, live.request_id)
+        self._faults.contain(f"request {live.request_id!r} could not be released", release)
+        self.failed(live, error)
 
-    def finish(self, call: LiveRequest, result: Result, reason: str) -> None:
-        """It ended well; the scheduler has released it."""
-        self.leave(call)
-        metrics = self._metrics
-        metrics.finished[reason] += 1
-        metrics.prompt_tokens += call.prompt_tokens
-        metrics.cached_tokens += call.cached_tokens
-        metrics.computed_tokens += call.computed_tokens
-        metrics.observe("request_s", result.finished_s - call.submitted_s)
-        _log("request.finished", call, reason)
-        self.tell(call.sink.done, result)
-
-    def fail(self, call: LiveRequest, error: DslError) -> None:
-        """End a call that the scheduler still holds."""
-        call.spent_tokens = self._scheduler.spent_tokens(call.request_id) or call.spent_tokens
-        release = partial(self._scheduler.cancel, call.request_id)
-        self._faults.contain(f"request {call.request_id!r} could not be released", release)
-        self.failed(call, error)
-
-    def failed(self, call: LiveRequest, error: Exception) -> None:
+    def failed(self, live: LiveRequest, error: Exception) -> None:
         """It has failed, and the scheduler has released it."""
-        self.leave(call)
-        self.refuse(call, error)
+        self._leave(live)
+        self.refuse(live, error)
 
-    def refuse(self, call: LiveRequest, error: Exception) -> None:
+    def refuse(self, live: LiveRequest, error: Exception) -> None:
         """It failed before it entered."""
         if isinstance(error, CancelledError):
             self._metrics.cancelled += 1
         else:
             self._metrics.failed[error.code if isinstance(error, DslError) else EngineError.code] += 1
-        _log("request.failed", call, str(error))
-        if call.spent_tokens and (lost := getattr(call.sink, "lost", None)) is not None:
-            self.tell(lost, call.spent_tokens)
-        self.tell(call.sink.done, error)
+        if logger.isEnabledFor(logging.DEBUG):
+            _log("request.failed", live, str(error))
+        if live.spent_tokens and (lost := getattr(live.sink, "lost", None)) is not None:
+            self._tell(lost, live.spent_tokens)
+        self._tell(live.sink.done, error)
 
-    def tell(self, method: Callable[..., None], *arguments: object) -> None:
+    def _leave(self, live: LiveRequest) -> None:
+        """It takes no more tokens. What is left is to tell its receiver."""
+        self.by_id.pop(live.request_id, None)
+        if live.compiling:
+            self.compiled(live)
+
+    def _finish(self, live: LiveRequest, result: Result, reason: str) -> None:
+        """It has ended well, has left, and the scheduler has released it."""
+        metrics = self._metrics
+        metrics.finished[reason] += 1
+        metrics.prompt_tokens += live.prompt_tokens
+        metrics.cached_tokens += live.cached_tokens
+        metrics.computed_tokens += live.computed_tokens
+        metrics.request_s.observe(result.finished_s - live.submitted_s)
+        if logger.isEnabledFor(logging.DEBUG):
+            _log("request.finished", live, reason)
+        self._tell(live.sink.done, result)
+
+    def _tell(self, method: Callable[..., None], *arguments: object) -> None:
         """Call a receiver; what it raises, be it SystemExit, is logged and harms nobody."""
         try:
             method(*arguments)
@@ -282,118 +165,130 @@ class LiveCalls:
             self._metrics.sink_faults += 1
             logger.exception("a receiver of output raised", extra={"event": "sink.fault"})
 
+    # From a step to the receivers
 
-def _log(event: str, call: LiveRequest, outcome: str) -> None:
-    if logger.isEnabledFor(logging.DEBUG):
-        label = call.request.label
-        fields = {"event": event, "request_id": call.request_id, "run_id": label.run_id, "node_id": label.node_id}
-        logger.debug("%s %s: %s", event, call.request_id, outcome, extra={**fields, "outcome": outcome})
-
-
-class Delivery:
-    """Owner: the loop. `held_pages`: what requests and leases hold in the step whose progress is handed out.
-
-    Args:
-        token_bytes: the raw bytes of a token (the scheduler, where prompt scores come from, knows ids only).
-    """
-
-    def __init__(
-        self,
-        live: LiveCalls,
-        scheduler: Scheduler,
-        clock: Clock,
-        metrics: Metrics,
-        faults: Faults,
-        weights: str,
-        token_bytes: Callable[[int], bytes],
-    ) -> None:
-        self._live = live
-        self._scheduler = scheduler
-        self._clock = clock
-        self._metrics = metrics
-        self._faults = faults
-        self._weights = weights
-        self._token_bytes = token_bytes
-        self.held_pages = 0
-
-    def in_order(self, progress: Sequence[RequestUpdate]) -> list[RequestUpdate]:
+    def in_order(self, updates: Sequence[RequestUpdate]) -> list[RequestUpdate]:
         """By the requests' own order, then by submission (and within a request as it came): races have one outcome."""
-        if len(progress) == 1:
-            return list(progress) if self._live.get(progress[0].request_id) is not None else []
         known = [
-            ((call.request.order, call.order), item)
-            for item in progress
-            if (call := self._live.get(item.request_id)) is not None
+            ((live.request.order, live.number), update)
+            for update in updates
+            if (live := self.by_id.get(update.request_id)) is not None
         ]
-        return [item for _, item in sorted(known, key=lambda pair: pair[0])]
+        return [update for _, update in sorted(known, key=itemgetter(0))]
 
-    def hand_out(self, item: RequestUpdate) -> None:
+    def hand_out(self, update: RequestUpdate) -> None:
         """Tell a request's receiver. A fault here ends that request alone."""
-        call = self._live.get(item.request_id)
-        if call is None:  # cancelled since
+        live = self.by_id.get(update.request_id)
+        if live is None:  # cancelled since
             return
-        call.peak_kv_pages = max(call.peak_kv_pages, self.held_pages)
+        live.peak_kv_pages = max(live.peak_kv_pages, self.held_pages)
         try:
-            self._handle(call, item)
+            now = self._clock.now()
+            if update.kind == "token":
+                self._take_token(live, update, now)
+            elif update.kind == "admitted":
+                live.admitted_s = now if update.admitted_s is None else update.admitted_s
+                live.cached_tokens, live.computed_tokens = update.cached_tokens, update.computed_tokens
+                self._metrics.queue_s.observe(live.admitted_s - live.submitted_s)
+                self._tell(live.sink.started)
+            elif update.kind == "failed":
+                live.spent_tokens = update.spent_tokens
+                self.failed(live, update.error or EngineError("the scheduler gave no reason"))
+            else:
+                self._take_scores(live, update, now)
         except BaseException as error:  # noqa: BLE001 - whatever a request provokes is its own failure
-            self._live.fail(call, self._faults.blame(error, f"the output of request {call.request_id!r} failed"))
+            self.fail(live, self._faults.blame(error, f"the output of request {live.request_id!r} failed"))
 
-    def _handle(self, call: LiveRequest, item: RequestUpdate) -> None:
-        now = self._clock.now()
-        if item.kind == "failed":
-            call.spent_tokens = item.spent_tokens
-            self._live.failed(call, item.error or EngineError("the scheduler gave no reason"))
-        elif item.kind == "admitted":
-            self._admitted(call, item, now)
-        elif item.kind == "token":
-            self._token(call, item, now)
-        else:
-            self._scored(call, item, now)
-
-    def _admitted(self, call: LiveRequest, item: RequestUpdate, now: float) -> None:
-        call.admitted_s = now if item.admitted_s is None else item.admitted_s
-        call.cached_tokens, call.computed_tokens = item.cached_tokens, item.computed_tokens
-        self._metrics.observe("queue_s", call.admitted_s - call.submitted_s)
-        self._live.tell(call.sink.started)
-
-    def _token(self, call: LiveRequest, item: RequestUpdate, now: float) -> None:
-        output = call.output
-        if output is None:
+    def _take_token(self, live: LiveRequest, update: RequestUpdate, now: float) -> None:
+        """A stop wins over a complete constraint, and that over the length limit, when one token brings several."""
+        request, output = live.request, live.output
+        if output is None or not isinstance(request, GenerateRequest):
             raise EngineError("a token arrived for a request that only scores")
-        self._observe_token(call, item, now)
-        call.unreported.append(item.token_id)
-        delta = output.take(item.token_id, item.score, ended=item.ended)
-        reason = output.finish_reason
-        if reason is not None:
-            call.spent_tokens = self._scheduler.spent_tokens(call.request_id)
-            self._scheduler.finish(call.request_id, len(output.token_ids))
-            self._live.leave(call)
-        if delta:
-            token_ids, call.unreported = call.unreported, []
-            self._live.tell(call.sink.text, delta, token_ids)
-        if reason is not None:
-            self._live.finish(call, call.generated(output, reason, now, self._weights), reason)
-
-    def _observe_token(self, call: LiveRequest, item: RequestUpdate, now: float) -> None:
-        if call.last_token_s is None:
-            call.first_token_s = now
-            call.prompt_scores = tuple(self._spelled(score) for score in item.prompt_scores)
-            self._metrics.observe("first_token_s", now - call.submitted_s)
+        if live.last_token_s is None:
+            live.first_token_s = now
+            live.prompt_scores = tuple(self._spelled(score) for score in update.prompt_scores)
+            self._metrics.first_token_s.observe(now - live.submitted_s)
         else:
-            self._metrics.observe("inter_token_s", now - call.last_token_s)
-        call.last_token_s = now
+            self._metrics.inter_token_s.observe(now - live.last_token_s)
+        live.last_token_s = now
         self._metrics.generated_tokens += 1
+        live.generated_tokens += 1
+        live.unreported.append(update.token_id)
+        if update.score is not None:
+            live.scores.append(update.score)
+        delta = output.feed(update.token_id)
+        reason: FinishReason | None = None
+        if output.ending is not None:
+            reason = output.ending.reason
+        elif update.ended or live.generated_tokens >= request.sampling.most_tokens:
+            reason = "constraint" if update.ended else "length"
+            delta += output.finish()
+        if reason is not None:
+            live.spent_tokens = self._scheduler.finish(live.request_id, output.kept_tokens)
+            self._leave(live)
+        if delta:
+            token_ids, live.unreported = live.unreported, []
+            self._tell(live.sink.text, delta, token_ids)
+        if reason is not None:
+            self._finish(live, self._generated(live, output, reason, now), reason)
+
+    def _take_scores(self, live: LiveRequest, update: RequestUpdate, now: float) -> None:
+        if update.scored is None:
+            raise EngineError("a scoring ended without scores")
+        live.cached_tokens, live.computed_tokens = update.cached_tokens, update.computed_tokens
+        live.spent_tokens = update.spent_tokens
+        self._leave(live)
+        logprobs, unconditional = update.scored
+        result = ScoreResult(
+            request_id=live.request_id,
+            logprobs=logprobs,
+            unconditional=unconditional,
+            prompt_tokens=live.prompt_tokens,
+            cached_tokens=live.cached_tokens,
+            computed_tokens=live.computed_tokens,
+            spent_tokens=live.spent_tokens,
+            peak_kv_pages=live.peak_kv_pages,
+            started_s=live.submitted_s if live.admitted_s is None else live.admitted_s,
+            finished_s=now,
+            weight_version=self._weight_version,
+        )
+        self._finish(live, result, "scored")
+
+    def _generated(self, live: LiveRequest, output: OutputText, reason: FinishReason, now: float) -> GenerateResult:
+        """What a finished generation answers."""
+        return GenerateResult(
+            request_id=live.request_id,
+            token_ids=output.token_ids,
+            text=output.text,
+            finish_reason=reason,
+            tail_text=output.tail_text,
+            torn=output.torn,
+            matched=None if output.ending is None else output.ending.matched,
+            prompt_tokens=live.prompt_tokens,
+            cached_tokens=live.cached_tokens,
+            computed_tokens=live.computed_tokens,
+            spent_tokens=live.spent_tokens,
+            peak_kv_pages=live.peak_kv_pages,
+            generated_tokens=live.generated_tokens,
+            covered_ids=output.covered_ids,
+            token_scores=tuple(live.scores[: output.covered_tokens]),
+            prompt_scores=live.prompt_scores,
+            started_s=live.submitted_s if live.admitted_s is None else live.admitted_s,
+            first_token_s=now if live.first_token_s is None else live.first_token_s,
+            finished_s=now,
+            weight_version=self._weight_version,
+        )
 
     def _spelled(self, score: TokenScore | None) -> TokenScore | None:
+        """With the raw bytes of its tokens: the scheduler, where scores of a prompt come from, knows ids only."""
         if score is None:
             return None
-        top = tuple((token_id, logprob, self._token_bytes(token_id)) for token_id, logprob, _ in score.top)
-        return replace(score, token_bytes=self._token_bytes(score.token_id), top=top)
+        spell = self._tokenizer.token_bytes
+        top = tuple((token_id, logprob, spell(token_id)) for token_id, logprob, _ in score.top)
+        return replace(score, token_bytes=spell(score.token_id), top=top)
 
-    def _scored(self, call: LiveRequest, item: RequestUpdate, now: float) -> None:
-        if item.scored is None:
-            raise EngineError("a scoring ended without scores")
-        call.cached_tokens, call.computed_tokens = item.cached_tokens, item.computed_tokens
-        call.spent_tokens = item.spent_tokens
-        logprobs, unconditional = item.scored
-        self._live.finish(call, call.scored(logprobs, unconditional, now, self._weights), "scored")
+
+def _log(event: str, live: LiveRequest, outcome: str) -> None:
+    label = live.request.label
+    fields = {"event": event, "request_id": live.request_id, "run_id": label.run_id, "node_id": label.node_id}
+    logger.debug("%s %s: %s", event, live.request_id, outcome, extra={**fields, "outcome": outcome})

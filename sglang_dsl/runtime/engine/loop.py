@@ -1,16 +1,12 @@
-"""The engine's loop: one turn is one step of the model.
+"""The engine's loop: one turn is one step of the model; the inbox it takes commands from, and the thread it runs in.
 
-    inbox -> expired -> scheduler.step -> worker.execute -> scheduler.commit -> delivery -> receivers
+    inbox -> expired -> scheduler.step -> worker.execute -> scheduler.commit -> live requests -> receivers
                |                              |                   |
                '---- failed requests          '- raised:          '- faults fail their request alone
                                                  abort_step
 
-Nothing a request contains can raise out of a turn. What fails without a request to blame (the scheduler's own state is
+Nothing that a request contains can raise out of a turn. What fails without a request to blame (the scheduler's own state is
 wrong) ends the loop: every live request fails, and `health` says why.
-
-Commands on their way from any thread to the engine's own.
-
-The thread a loop runs in: started when first needed, ended with its engine, absent after a fork.
 """
 
 from __future__ import annotations
@@ -30,23 +26,29 @@ from ..cache.keys import Namespace
 from ..schedule.request import GenerateRequest, LeaseId, Request, RequestUpdate, Sink
 from ..schedule.scheduler import Scheduler
 from ..schedule.step import StepPlan, StepResult
+from ..text.output import OutputText
 from ..text.tokenizer import Tokenizer
 from .border import EngineConfig
 from .clock import Clock
-from .live_requests import Delivery, LiveCalls, LiveRequest
+from .live_requests import LiveRequest, LiveRequests
 from .metrics import EngineSnapshot, Faults, Metrics
 from .worker import Worker
 
 Command: TypeAlias = Callable[[], None]
+logger = logging.getLogger("sglang_dsl.engine")
 
 
 class Inbox:
-    """An ordered queue that one thread takes from. The lock is re-entrant: a finalizer may run inside any of these."""
+    """Commands on their way from any thread to the engine's own, in order. The lock is re-entrant: a finalizer may run inside any
+    of these methods.
+
+    commands: those that wait. closed: why commands are refused; "" while they are not.
+    """
 
     def __init__(self) -> None:
+        self.commands: deque[Command] = deque()
+        self.closed = ""
         self._condition = threading.Condition(threading.RLock())
-        self._commands: deque[Command] = deque()
-        self._closed: str | None = None  # why
 
     def post(self, command: Command) -> None:
         """Append a command and wake the taker.
@@ -55,43 +57,28 @@ class Inbox:
             EngineClosedError: `close` was called; the command was not queued.
         """
         with self._condition:
-            if self._closed is not None:
-                raise EngineClosedError(self._closed, hint="open a new engine")
-            self._commands.append(command)
+            if self.closed:
+                raise EngineClosedError(self.closed, hint="open a new engine")
+            self.commands.append(command)
             self._condition.notify()
 
     def take(self) -> list[Command]:
         """Everything queued so far, in order."""
         with self._condition:
-            commands = list(self._commands)
-            self._commands.clear()
+            commands = list(self.commands)
+            self.commands.clear()
         return commands
 
     def wait(self, timeout_s: float | None) -> bool:
         """Sleep until there is something to take, or the inbox is closed. False: the time ran out."""
         with self._condition:
-            return self._condition.wait_for(lambda: bool(self._commands) or self.closed, timeout_s)
+            return self._condition.wait_for(lambda: bool(self.commands or self.closed), timeout_s)
 
     def close(self, reason: str) -> None:
         """Refuse all later commands. The first reason stays."""
         with self._condition:
-            self._closed = self._closed or reason
+            self.closed = self.closed or reason
             self._condition.notify_all()
-
-    @property
-    def size(self) -> int:
-        """How many commands wait."""
-        return len(self._commands)
-
-    @property
-    def pending(self) -> bool:
-        """Whether there is something to take."""
-        return bool(self._commands)
-
-    @property
-    def closed(self) -> bool:
-        """Whether commands are refused."""
-        return self._closed is not None
 
 
 CLOSED = "the engine was closed"
@@ -118,10 +105,7 @@ class EngineLoop:
         self._tokenizer = tokenizer
         self._scheduler = scheduler
         self._config = config
-        self._live = LiveCalls(scheduler, self._metrics, self._faults)
-        self._delivery = Delivery(
-            self._live, scheduler, clock, self._metrics, self._faults, worker.info.weight_version, tokenizer.token_bytes
-        )
+        self._live = LiveRequests(scheduler, tokenizer, clock, self._metrics, self._faults, worker.info.weight_version)
         self._unchecked = False  # something ran since the last idle check
         self._waiting_since = 0.0  # real time since when there was work and no step; 0: there is none
 
@@ -150,44 +134,41 @@ class EngineLoop:
         plan = self._scheduler.step(self.clock.now())
         if plan is None:
             return self._expire() or worked  # planning may have found requests that cannot run
-        self._delivery.held_pages = self._scheduler.held_pages
-        progress = self._run_step(plan, perf_counter() - began)
+        self._live.held_pages = self._scheduler.held_pages
+        updates = self._run_step(plan, perf_counter() - began)
         began = perf_counter()
         self._drain()
-        self._deliver(progress)
-        self._metrics.observe("output_s", perf_counter() - began)
+        self._deliver(updates)
+        self._metrics.output_s.observe(perf_counter() - began)
         self._unchecked = True
         self._waiting_since, self.health.stalled = 0.0, ""
         return True
 
     def rest(self) -> None:
         """Nothing to do: check the books once, then sleep until a command, a deadline, or the close."""
-        scheduler = self._scheduler
-        if scheduler.idle:
-            self._rest_idle()
+        if self._scheduler.idle:
+            if not self._unchecked:
+                self.inbox.wait(None)
+            elif not self.inbox.wait(self._config.idle_check_after_s):
+                self._check_books()
+            self._gather()
             return
-        nothing_else = self._waiting_since > 0 and not self._live.compiling and not self.inbox.pending
-        seconds = self.clock.rest(scheduler.next_deadline(), jump=nothing_else)
-        if len(self._live) > self._live.compiling:
+        live = self._live
+        nothing_else = self._waiting_since > 0 and not live.compiling and not self.inbox.commands
+        seconds = self.clock.rest(self._scheduler.next_deadline(), jump=nothing_else)
+        if len(live.by_id) > live.compiling:
             seconds = min(RETRY_S if seconds is None else seconds, RETRY_S)
             self._note_stall()
         if seconds != 0.0:
             self.inbox.wait(seconds)
 
-    def _rest_idle(self) -> None:
-        if not self._unchecked:
-            self.inbox.wait(None)
-        elif not self.inbox.wait(self._config.idle_check_after_s):
-            self._check_books()
-        self._gather()
-
     def _gather(self) -> None:
         """Let a program that begins to speak finish its sentence: calls of one fork then enter one step."""
         size = 0
         for _ in range(GATHER_ROUNDS if self._config.gather_s else 0):
-            if self.inbox.size == size or self.inbox.closed:
+            if len(self.inbox.commands) == size or self.inbox.closed:
                 return
-            size = self.inbox.size
+            size = len(self.inbox.commands)
             sleep(self._config.gather_s)
 
     def end(self, reason: str) -> None:
@@ -195,8 +176,8 @@ class EngineLoop:
         self.health.closed(reason)
         self.inbox.close(reason)
         self._drain()
-        for call in self._live.all():
-            self._live.fail(call, EngineClosedError(f"{reason}, before this request ended", hint="open a new engine"))
+        for live in list(self._live.by_id.values()):
+            self._live.fail(live, EngineClosedError(f"{reason}, before this request ended", hint="open a new engine"))
 
     # commands
 
@@ -204,23 +185,32 @@ class EngineLoop:
         """Queue requests; one that is refused, here or at the border (with that error), ends at once."""
         now = self.clock.now()
         for request, sink, refusal in requests:
-            call = LiveRequest(request, sink, order=self._metrics.submitted, now=now)
+            live = LiveRequest(request, sink, number=self._metrics.submitted, now=now)
             self._metrics.submitted += 1
             try:
                 if refusal is not None:
                     raise refusal
-                compiling = self._examine(call)
+                compiling = self._prepare(live)
             except BaseException as error:  # noqa: BLE001 - whatever a request provokes is its own failure
-                self._count_down(request)
-                self._live.refuse(call, self._faults.blame(error, f"request {request.request_id!r} could not be read"))
-            else:
-                self._queue(call, compiling, now)
+                if request.lease is not None:  # which waits for a child less: the scheduler never sees this one
+                    release = partial(self._scheduler.release, request.lease, 1)
+                    self._faults.contain("a lease could not be counted down", release)
+                self._live.refuse(live, self._faults.blame(error, f"request {live.request_id!r} could not be read"))
+                continue
+            try:
+                self._scheduler.add(request, now, compiling=compiling is not None)
+            except BaseException as error:  # noqa: BLE001 - whatever a request provokes is its own failure
+                self._live.refuse(live, self._faults.blame(error, f"request {live.request_id!r} could not be queued"))
+                continue
+            self._live.enter(live, compiling=compiling is not None)
+            if compiling is not None:
+                compiling.add_done_callback(partial(self._post_compiled, live))
 
     def cancel(self, request_ids: Sequence[str], reason: str) -> None:
         """End these requests; unknown ids are ignored."""
         for request_id in request_ids:
-            if (call := self._live.get(request_id)) is not None:
-                self._live.fail(call, CancelledError(reason or "the request was cancelled"))
+            if (live := self._live.by_id.get(request_id)) is not None:
+                self._live.fail(live, CancelledError(reason or "the request was cancelled"))
 
     def lease(self, lease_id: LeaseId, prompt_ids: Sequence[int], namespace: Namespace, children: int) -> None:
         """Keep the state of a prefix for `children` requests."""
@@ -243,7 +233,7 @@ class EngineLoop:
         return self._metrics.snapshot(
             model=self._worker.info.model,
             at_s=self.clock.now(),
-            live=len(self._live),
+            live=len(self._live.by_id),
             scheduler=self._scheduler.snapshot(),
         )
 
@@ -255,16 +245,21 @@ class EngineLoop:
             self._faults.contain("a command failed", command)
         return bool(commands)
 
-    def _examine(self, call: LiveRequest) -> Future[None] | None:
-        """What may be wrong with a request before the scheduler sees it. Returns its constraint's compilation, if any."""
-        if call.request_id in self._live:
-            raise SpecError(f"request id {call.request_id!r} is in use", hint="use each id once")
-        call.open_output(self._tokenizer)
-        return self._prepare(call.request)
+    def _prepare(self, live: LiveRequest) -> Future[None] | None:
+        """What may be wrong with a request before the scheduler sees it. Returns the compilation of its constraint, if that is not
+        ready yet.
 
-    def _prepare(self, request: Request) -> Future[None] | None:
-        """The compilation of a constraint that is not ready yet. Raises ConstraintError."""
-        if not isinstance(request, GenerateRequest) or request.constraint is None:
+        Raises:
+            SpecError: its id is in use, or a stop pattern cannot be used.
+            ConstraintError: its constraint cannot be compiled.
+        """
+        request = live.request
+        if live.request_id in self._live.by_id:
+            raise SpecError(f"request id {live.request_id!r} is in use", hint="use each id once")
+        if not isinstance(request, GenerateRequest):
+            return None
+        live.output = OutputText(self._tokenizer, request.sampling)
+        if request.constraint is None:
             return None
         future = self._worker.prepare(request.constraint)
         if not future.done():
@@ -272,37 +267,22 @@ class EngineLoop:
         future.result()
         return None
 
-    def _queue(self, call: LiveRequest, compiling: Future[None] | None, now: float) -> None:
+    def _post_compiled(self, live: LiveRequest, future: Future[None]) -> None:
+        """On another thread, which may outlive the engine."""
         try:
-            self._scheduler.add(call.request, now, compiling=compiling is not None)
-        except BaseException as error:  # noqa: BLE001 - whatever a request provokes is its own failure
-            self._live.refuse(call, self._faults.blame(error, f"request {call.request_id!r} could not be queued"))
-            return
-        self._live.enter(call, compiling=compiling is not None)
-        if compiling is not None:
-            compiling.add_done_callback(lambda future: self._post_late(partial(self._compiled, call, future)))
-
-    def _compiled(self, call: LiveRequest, future: Future[None]) -> None:
-        if not call.compiling:  # it has ended
-            return
-        self._metrics.observe("compile_s", self.clock.now() - call.submitted_s)
-        if (error := future.exception()) is not None:
-            self._live.fail(call, self._faults.blame(error, "a constraint could not be compiled"))
-            return
-        self._live.compiled(call)
-        self._scheduler.compiled(call.request_id)
-
-    def _post_late(self, command: Command) -> None:
-        """From another thread's callback, which may outlive the engine."""
-        try:
-            self.inbox.post(command)
+            self.inbox.post(partial(self._compiled, live, future))
         except EngineClosedError:
             return
 
-    def _count_down(self, request: Request) -> None:
-        """The lease of a request that the scheduler never sees waits for one child less."""
-        if (lease := request.lease) is not None:
-            self._faults.contain("a lease could not be counted down", partial(self._scheduler.release, lease, 1))
+    def _compiled(self, live: LiveRequest, future: Future[None]) -> None:
+        if not live.compiling:  # it has ended
+            return
+        self._metrics.compile_s.observe(self.clock.now() - live.submitted_s)
+        if (error := future.exception()) is not None:
+            self._live.fail(live, self._faults.blame(error, "a constraint could not be compiled"))
+            return
+        self._live.compiled(live)
+        self._scheduler.compiled(live.request_id)
 
     # stepping
 
@@ -314,42 +294,41 @@ class EngineLoop:
         except BaseException as error:  # the worker is foreign code; its rows fail, the loop goes on
             self._metrics.step_faults += 1
             fault = self._faults.note(f"the model failed in step {plan.step}", error)
-            progress = self._scheduler.abort_step(plan, fault)
+            updates = self._scheduler.abort_step(plan, fault)
             if isinstance(error, KeyboardInterrupt):  # of an engine that its owner turns by hand
-                self._deliver(progress)
+                self._deliver(updates)
                 raise
-            return progress
+            return updates
         executed = perf_counter()
         self.clock.advance(result.elapsed_s)
-        progress = self._scheduler.commit(plan, result, self.clock.now())
-        self._observe_step(plan, planning_s + perf_counter() - executed, executed - began)
-        return progress
-
-    def _observe_step(self, plan: StepPlan, schedule_s: float, worker_s: float) -> None:
-        self._metrics.steps += 1
-        self._metrics.observe("schedule_s", schedule_s)
-        self._metrics.observe("worker_s", worker_s)
-        self._metrics.observe("step_rows", len(plan.rows))
-        self._metrics.observe("step_tokens", sum(len(row.token_ids) for row in plan.rows))
+        updates = self._scheduler.commit(plan, result, self.clock.now())
+        metrics = self._metrics
+        metrics.steps += 1
+        metrics.schedule_s.observe(planning_s + perf_counter() - executed)
+        metrics.worker_s.observe(executed - began)
+        metrics.step_rows.observe(len(plan.rows))
+        metrics.step_tokens.observe(sum(len(row.token_ids) for row in plan.rows))
+        return updates
 
     def _expire(self) -> bool:
         ended = self._scheduler.expired(self.clock.now())
-        self._deliver(ended)
+        if ended:
+            self._deliver(ended)
         return bool(ended)
 
-    def _deliver(self, progress: Sequence[RequestUpdate]) -> None:
+    def _deliver(self, updates: Sequence[RequestUpdate]) -> None:
         """Hand out what came; a cancel that arrives meanwhile counts at once."""
-        for item in self._delivery.in_order(progress):
-            if self.inbox.pending:
+        for update in self._live.in_order(updates) if len(updates) > 1 else updates:
+            if self.inbox.commands:
                 self._drain()
-            self._delivery.hand_out(item)
+            self._live.hand_out(update)
 
     # looking after itself
 
     def _note_stall(self) -> None:
         self._waiting_since = self._waiting_since or perf_counter()
         if perf_counter() - self._waiting_since > STALL_S:
-            self.health.stalled = f"{len(self._live)} requests wait and none can run"
+            self.health.stalled = f"{len(self._live.by_id)} requests wait and none can run"
 
     def _check_books(self) -> None:
         """The integrity check of an idle engine: pages that nobody owns are reported with their last owner."""
@@ -370,17 +349,18 @@ def _check_shape(plan: StepPlan, result: StepResult) -> None:
         raise EngineError(f"the worker did not answer the score points {keys} in order")
 
 
-logger = logging.getLogger("sglang_dsl.engine")
-
-
 class EngineThread:
-    """Owns the thread. Holds the loop but not the engine, so that an engine nobody uses can end."""
+    """Runs a loop in a thread: started when first needed, ended with its engine, absent after a fork. Holds the loop but not the
+    engine, so that an engine nobody uses can end.
+
+    thread: None until it is started.
+    """
 
     def __init__(self, loop: EngineLoop, worker: Worker, close_timeout_s: float) -> None:
         self._loop = loop
         self._worker = worker
         self._close_timeout_s = close_timeout_s
-        self._thread: threading.Thread | None = None
+        self.thread: threading.Thread | None = None
         self._lock = threading.RLock()
         self._taken = False  # whether some thread has become the loop's owner
         self._pid = os.getpid()
@@ -393,11 +373,11 @@ class EngineThread:
     @property
     def here(self) -> bool:
         """Whether the caller is on the loop's thread."""
-        return self._thread is threading.current_thread()
+        return self.thread is threading.current_thread()
 
     def check_process(self) -> None:
         """Raise EngineClosedError in a forked child."""
-        if self.forked:
+        if os.getpid() != self._pid:
             raise EngineClosedError(
                 f"this engine lives in process {self._pid}; a forked process cannot use it",
                 hint="open an engine in each process, or use threads",
@@ -409,13 +389,13 @@ class EngineThread:
         Ctrl-C may arrive when the thread runs already but is not noted here yet. So it enters itself, and the first to
         `_take` the loop has it.
         """
-        if self._thread is not None or self._loop.inbox.closed:
+        if self.thread is not None or self._loop.inbox.closed:
             return
         with self._lock:
-            if self._thread is None and not self._taken and not self._loop.inbox.closed:
+            if self.thread is None and not self._taken and not self._loop.inbox.closed:
                 thread = threading.Thread(target=self._run, name="sglang-dsl-engine", daemon=True)
                 thread.start()
-                self._thread = thread
+                self.thread = thread
 
     def close(self) -> None:
         """End the loop and close the worker. Idempotent. Waits for the step in flight, unless called from within it."""
@@ -423,7 +403,7 @@ class EngineThread:
             return
         self._loop.inbox.close(CLOSED)
         with self._lock:
-            thread = self._thread
+            thread = self.thread
             alone = thread is None and self._take()
         if alone:
             self._finish()
@@ -436,7 +416,7 @@ class EngineThread:
         with self._lock:
             if not self._take():
                 return
-            self._thread = threading.current_thread()
+            self.thread = threading.current_thread()
         self._loop.run()
         self._finish()
 

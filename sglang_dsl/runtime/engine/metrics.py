@@ -1,12 +1,6 @@
-"""Counters and histograms of one engine: kept by its loop, read as frozen snapshots.
+"""How an engine is doing: counters and histograms, what went wrong, health, and all of it for Prometheus.
 
-How an engine is: fine, working with something wrong, or closed.
-
-What goes wrong without a request to blame: noted in health and in the log, never raised.
-
-A snapshot in the Prometheus text format.
-
-Source: prometheus.io/docs/instrumenting/exposition_formats, text format 0.0.4.
+The engine's loop keeps the figures and notes the faults; others read frozen snapshots of them.
 """
 
 from __future__ import annotations
@@ -16,12 +10,19 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeAlias
+from functools import partial
+from itertools import accumulate
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from ...errors import DslError, EngineError, IntegrityError
+from ...errors import DslError, EngineError, IntegrityError, MissingExtraError
 from ..schedule.request import SchedulerSnapshot
 from .clock import Clock
 
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
+
+logger = logging.getLogger("sglang_dsl.engine")
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 MICROSECONDS = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 5e-3, 2e-2, 0.1, 0.5, 2.0, 10.0)
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
@@ -38,19 +39,6 @@ HistogramName: TypeAlias = Literal[
     "step_tokens",
     "step_rows",
 ]
-
-_BOUNDS: Mapping[HistogramName, Sequence[float]] = {
-    "queue_s": SECONDS,
-    "compile_s": SECONDS,
-    "first_token_s": SECONDS,
-    "inter_token_s": SECONDS,
-    "request_s": SECONDS,
-    "schedule_s": MICROSECONDS,
-    "worker_s": SECONDS,
-    "output_s": MICROSECONDS,
-    "step_tokens": COUNTS,
-    "step_rows": COUNTS,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,13 +108,16 @@ class Metrics:
     request_faults: int = 0
     sink_faults: int = 0
     leaks: int = 0
-    histograms: dict[HistogramName, Histogram] = field(
-        default_factory=lambda: {name: Histogram(bounds) for name, bounds in _BOUNDS.items()}
-    )
-
-    def observe(self, name: HistogramName, value: float) -> None:
-        """Count a value in a histogram."""
-        self.histograms[name].observe(value)
+    queue_s: Histogram = field(default_factory=partial(Histogram, SECONDS))
+    compile_s: Histogram = field(default_factory=partial(Histogram, SECONDS))
+    first_token_s: Histogram = field(default_factory=partial(Histogram, SECONDS))
+    inter_token_s: Histogram = field(default_factory=partial(Histogram, SECONDS))
+    request_s: Histogram = field(default_factory=partial(Histogram, SECONDS))
+    schedule_s: Histogram = field(default_factory=partial(Histogram, MICROSECONDS))
+    worker_s: Histogram = field(default_factory=partial(Histogram, SECONDS))
+    output_s: Histogram = field(default_factory=partial(Histogram, MICROSECONDS))
+    step_tokens: Histogram = field(default_factory=partial(Histogram, COUNTS))
+    step_rows: Histogram = field(default_factory=partial(Histogram, COUNTS))
 
     def snapshot(self, *, model: str, at_s: float, live: int, scheduler: SchedulerSnapshot) -> EngineSnapshot:
         """A frozen copy, with the scheduler's own counters."""
@@ -147,7 +138,7 @@ class Metrics:
             request_faults=self.request_faults,
             sink_faults=self.sink_faults,
             leaks=self.leaks,
-            histograms={name: histogram.snapshot() for name, histogram in self.histograms.items()},
+            histograms={name: getattr(self, name).snapshot() for name in _HISTOGRAMS},
             scheduler=scheduler,
         )
 
@@ -194,7 +185,7 @@ class EngineSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Health:
-    """`reasons` is empty only where status is "ok"."""
+    """How an engine is: fine, working with something wrong, or closed. `reasons` is empty only where status is "ok"."""
 
     status: Literal["ok", "degraded", "closed"]
     reasons: tuple[str, ...] = ()
@@ -235,11 +226,10 @@ class HealthLog:
         return Health(status="degraded" if reasons else "ok", reasons=reasons)
 
 
-logger = logging.getLogger("sglang_dsl.engine")
-
-
 class Faults:
-    """Owner: the loop; `health` is read by any thread."""
+    """What goes wrong without a request to blame: noted in health and in the log, never raised. Owner: the loop; `health` is read by
+    any thread.
+    """
 
     def __init__(self, clock: Clock, metrics: Metrics, window_s: float) -> None:
         self.health = HealthLog(window_s)
@@ -316,57 +306,54 @@ _HISTOGRAMS: Mapping[HistogramName, str] = {
 
 
 def render(snapshot: EngineSnapshot) -> str:
-    """All counters, gauges and histograms, labelled with the model's name."""
-    return "".join(f"{line}\n" for line in _lines(snapshot))
+    """All counters, gauges and histograms in Prometheus' text format 0.0.4 (see `CONTENT_TYPE`), labelled with the model's name.
+
+    Raises:
+        MissingExtraError: the library prometheus-client is not installed.
+    """
+    try:
+        from prometheus_client import generate_latest
+    except ImportError as error:
+        raise MissingExtraError(
+            "text for Prometheus needs the prometheus-client library", hint="pip install 'sglang-dsl[engine]'"
+        ) from error
+    return generate_latest(cast("Collector", _Families(snapshot))).decode()
 
 
-def _lines(snapshot: EngineSnapshot) -> Iterator[str]:
-    model = {"model": snapshot.model}
-    for name, text in _COUNTERS.items():
-        yield from _family(f"{name}_total", "counter", text)
-        yield _sample(f"{name}_total", model, getattr(snapshot, name))
-    yield from _family("finished_total", "counter", "Requests that ended well, by finish reason.")
-    for reason, count in sorted(snapshot.finished.items()):
-        yield _sample("finished_total", {**model, "reason": reason}, count)
-    yield from _family("failed_total", "counter", "Requests that failed, by error code.")
-    for code, count in sorted(snapshot.failed.items()):
-        yield _sample("failed_total", {**model, "code": code}, count)
-    yield from _family("live", "gauge", "Requests submitted and not ended.")
-    yield _sample("live", model, snapshot.live)
-    yield from _scheduler_lines(snapshot, model)
-    for name, text in _HISTOGRAMS.items():
-        unit = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
-        yield from _family(unit, "histogram", text)
-        yield from _buckets(unit, model, snapshot.histograms[name])
+@dataclass(frozen=True, slots=True)
+class _Families:
+    """What prometheus-client collects: one metric family after the other."""
 
+    snapshot: EngineSnapshot
 
-def _scheduler_lines(snapshot: EngineSnapshot, model: Mapping[str, str]) -> Iterator[str]:
-    for item in fields(snapshot.scheduler):
-        value = getattr(snapshot.scheduler, item.name)
-        if isinstance(value, int | float):
-            yield from _family(f"scheduler_{item.name}", "gauge", f"The scheduler's {item.name.replace('_', ' ')}.")
-            yield _sample(f"scheduler_{item.name}", model, value)
+    def collect(self) -> Iterator[Metric]:
+        """Every family with its samples."""
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-
-def _family(name: str, kind: str, text: str) -> Iterator[str]:
-    yield f"# HELP {PREFIX}{name} {text}"
-    yield f"# TYPE {PREFIX}{name} {kind}"
-
-
-def _buckets(name: str, labels: Mapping[str, str], histogram: HistogramSnapshot) -> Iterator[str]:
-    seen = 0
-    for bound, count in zip((*histogram.bounds, float("inf")), histogram.counts, strict=True):
-        seen += count
-        le = "+Inf" if bound == float("inf") else repr(bound)
-        yield _sample(f"{name}_bucket", {**labels, "le": le}, seen)
-    yield _sample(f"{name}_sum", labels, histogram.total)
-    yield _sample(f"{name}_count", labels, seen)
-
-
-def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-    return f"{PREFIX}{name}{{{inside}}} {value!r}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+        snapshot, model = self.snapshot, self.snapshot.model
+        for name, text in _COUNTERS.items():
+            family = CounterMetricFamily(PREFIX + name, text, labels=["model"])
+            family.add_metric([model], getattr(snapshot, name))
+            yield family
+        for name, text, label, counts in (
+            ("finished", "Requests that ended well, by finish reason.", "reason", snapshot.finished),
+            ("failed", "Requests that failed, by error code.", "code", snapshot.failed),
+        ):
+            family = CounterMetricFamily(PREFIX + name, text, labels=["model", label])
+            for value, count in sorted(counts.items()):
+                family.add_metric([model, value], count)
+            yield family
+        now = {"live": (snapshot.live, "Requests submitted and not ended.")}
+        for item in fields(snapshot.scheduler):
+            count = getattr(snapshot.scheduler, item.name)
+            now[f"scheduler_{item.name}"] = (count, f"The scheduler's {item.name.replace('_', ' ')}.")
+        for name, (count, text) in now.items():
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model"])
+            gauge.add_metric([model], count)
+            yield gauge
+        for name, text in _HISTOGRAMS.items():
+            unit = f"{name.removesuffix('_s')}_seconds" if name.endswith("_s") else name
+            histogram, found = HistogramMetricFamily(PREFIX + unit, text, labels=["model"]), snapshot.histograms[name]
+            ends = [*map(repr, found.bounds), "+Inf"]
+            histogram.add_metric([model], list(zip(ends, accumulate(found.counts), strict=True)), found.total)
+            yield histogram
