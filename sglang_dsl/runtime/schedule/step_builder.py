@@ -250,7 +250,14 @@ class StepBuilder:
         known = tuple(seq.tokens[seq.prompt_tokens :])
         self._opens.append(
             OpenSequence(
-                seq.seq_id, request.prompt_ids, request.sampling, request.constraint, seed, known, request.label
+                seq.seq_id,
+                request.prompt_ids,
+                request.sampling,
+                request.constraint,
+                seed,
+                known,
+                request.label,
+                request.request_id,
             )
         )
 
