@@ -29,7 +29,7 @@ from .data import areturned, returned
 from .expressions import Handle, Joined, Lazy
 from .greenlets import MAP_HINT, check_plain, is_async, no_coroutine
 from .outputs import check_takes_value
-from .statement import Statement, push
+from .statement import Statement, commit, push
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -120,11 +120,7 @@ class Forked:
             statement = Statement(branch, site)
             statement.add(item(index) if callable(item) and not isinstance(item, type) else item)
             statements.append(statement)
-        nodes = [node for statement in statements for node in statement.finish()]
-        if nodes:
-            self.parent.recorder.append(nodes)
-            for statement in statements:
-                statement.settle()
+        commit(*statements)
 
     def join(self, what: Handle[Any] | str | None, request: JoinRequest, site: Site, *, only_new: bool = False) -> Any:
         """What is gathered, to be waited for. `only_new`: of all names, those that the parent does not have yet."""
@@ -203,7 +199,7 @@ class Forked:
             skipped=skipped,
             cancel_rest=request.cancel_rest,
         )
-        statement.commit()
+        commit(statement)
         for branch in self.branches:
             branch.line.closed = site.origin
         return gathered

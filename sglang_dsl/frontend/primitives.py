@@ -163,7 +163,10 @@ def gen(
         )  # fmt: skip
         if partial_ok and output.convert is not None:
             output = replace(output, convert=Partly(output.convert))
-        fields: dict[str, Any] = {"name": name if name is None else _name(name), "sampling": sampling}
+        fields: dict[str, Any] = {
+            "name": name if name is None or (isinstance(name, str) and name) else _name(name),
+            "sampling": sampling,
+        }
         if output is not TEXT:
             fields.update(constraint=output.constraint, decode=output.decode)
         if model is not None:

@@ -23,7 +23,7 @@ from .cursor import SILENT, Body, Cursor
 from .data import avalue_of, json_pieces, merged, value_of
 from .expressions import Handle, Lazy, Mention, TurnBegin, TurnEnd
 from .greenlets import MAP_HINT, check_plain, is_async, on_some_stack
-from .statement import Statement, say
+from .statement import Statement, commit, say
 from .tools import ObjectTool, Tool, tool_of
 
 T = TypeVar("T")
@@ -121,7 +121,9 @@ class State:
     @overload
     def __getitem__(self, key: str) -> Any: ...
     def __getitem__(self, key: Handle[Any] | str) -> Any:
-        return self._cursor.recorder.read(self._cursor.find(key))
+        cursor = self._cursor
+        bound = cursor.names.get(key) if isinstance(key, str) else None
+        return cursor.recorder.read(bound or cursor.find(key))
 
     @overload
     def read(self, key: Handle[T], timeout_s: float | None = None) -> T: ...
@@ -283,7 +285,7 @@ class State:
             idempotent=called.idempotent,
             objects=objects,
         )
-        statement.commit()
+        commit(statement)
         bound = Bound(node_id, called.convert, f"{called.name}(...)")
         self._cursor.rebind(called.name, bound)
         return Lazy(recorder, bound)

@@ -1,4 +1,4 @@
-"""One statement becomes nodes: what each expression adds, node ids, roles, bindings. Nothing counts until it is committed."""
+"""One statement becomes nodes: what each expression adds, node ids, roles, bindings. Nothing counts until `commit`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Statement:
     """
 
     __slots__ = ("_base", "_bindings", "_branch", "_count", "_cursor", "_line", "_origin", "_pieces", "_recorder", "_role",
-                 "_suffix", "_tip", "nodes")  # fmt: skip
+                 "_suffix", "_tip", "chooses", "nodes")  # fmt: skip
 
     def __init__(self, cursor: Cursor, site: Site) -> None:
         """Begin one where the cursor stands. Raises BranchError or CancelledError where its line is over."""
@@ -77,6 +77,7 @@ class Statement:
         self._pieces: list[Piece] = []
         self._bindings: list[tuple[Handle[Any], Bound]] = []
         self.nodes: list[Node] = []
+        self.chooses = False  # whether a call in it may have to choose between texts
 
     # what each kind of item adds ---------------------------------------------------------------------------------
 
@@ -129,6 +130,7 @@ class Statement:
                 choices = tuple(map(self._choice, item.choices))
                 node_id = self.push(Select, name=item.name, choices=choices, method=item.method, model=item.model)
                 self._bindings.append((item, Bound(node_id, item.convert, item)))
+                self.chooses = True
             case Turn(role=role, content=content):
                 self._open_role(role)
                 for part in content:
@@ -166,6 +168,8 @@ class Statement:
     def _add_gen(self, call: Generation[Any]) -> Bound:
         """One Gen; for n samples a Fork, n Gens and a Join."""
         fields = call.fields
+        if "constraint" in fields:
+            self.chooses = True
         if self._recorder.sampling:
             fields = {**fields, "sampling": self._sampled(fields["sampling"], call.given)}
         if call.check is not None:
@@ -276,48 +280,48 @@ class Statement:
         self._pieces = []
         self._branch = None
 
-    def finish(self) -> list[Node]:
-        """All nodes of the statement. From here on their ids are taken, also if the recorder refuses them."""
-        if self._pieces:
-            self._end_text()
-        if self.nodes:
-            self._line.counts[self._base] = self._count
-        return self.nodes
 
-    def commit(self) -> None:
-        """Hand the nodes over. Raises what can be seen at once; then nothing was appended."""
-        if nodes := self.finish():
-            self._recorder.append(nodes)
-            self.settle()
+def commit(*statements: Statement) -> None:
+    """Hand their nodes over, all at once; then move their lines on and make their bindings.
 
-    def settle(self) -> None:
-        """The recorder has taken the nodes: move the line on and make the bindings."""
-        line, names = self._line, self._cursor.names
-        if not self.nodes:
-            return
-        line.tip = self._tip
-        line.branch = self._branch
-        line.role = self._role
+    Raises what can be seen at once: then nothing was appended, but the ids stay taken.
+    """
+    nodes: list[Node] = []
+    for statement in statements:
+        if statement._pieces:
+            statement._end_text()
+        if statement.nodes:
+            statement._line.counts[statement._base] = statement._count
+            nodes += statement.nodes
+    if not nodes:
+        return
+    statements[0]._recorder.append(nodes)
+    for statement in statements:
+        if not statement.nodes:
+            continue
+        line = statement._line
+        line.tip = statement._tip
+        line.branch = statement._branch
+        line.role = statement._role
         if line.first is None:
-            line.first = self.nodes[0].id
-        for handle, bound in self._bindings:
+            line.first = statement.nodes[0].id
+        for handle, bound in statement._bindings:
             bound.earlier_of_handle = line.handles.get(handle)
             line.handles.bind(handle, bound)
             if line.gathered:
                 line.gathered.pop(handle, None)
             if handle.name is not None:
-                bound.earlier = names.get(handle.name)
-                names.bind(handle.name, bound)
+                statement._cursor.rebind(handle.name, bound)
 
 
 def say(cursor: Cursor, item: Any, site: Site) -> None:
     """Append one item as a statement of its own."""
     statement = Statement(cursor, site)
     statement.add(item)
-    statement.commit()
-    if not cursor.recorder.tracing:
+    commit(statement)
+    if statement.chooses and not cursor.recorder.tracing:
         for node in statement.nodes:
-            if isinstance(node, Select) or (isinstance(node, Gen) and node.constraint is not None):
+            if isinstance(node, (Gen, Select)):
                 warn_of_blanks(cursor.recorder.graph, node)
 
 
@@ -325,7 +329,7 @@ def push(cursor: Cursor, site: Site, kind: type[Node], **fields: Any) -> str:
     """Append one node as a statement of its own. Returns its id."""
     statement = Statement(cursor, site)
     node_id = statement.push(kind, **fields)
-    statement.commit()
+    commit(statement)
     return node_id
 
 
