@@ -102,7 +102,7 @@ class Text(Node):
     pieces: tuple[Piece, ...]
 
     def mentions(self) -> Iterable[Expression | Piece | str | None]:
-        """See `Node`."""
+        """Its pieces."""
         return self.pieces
 
 
@@ -178,7 +178,7 @@ class Select(Node):
     model: str | None = None
 
     def mentions(self) -> Iterable[Expression | Piece | str | None]:
-        """See `Node`."""
+        """Its choices."""
         return self.choices
 
 
@@ -217,7 +217,7 @@ class Join(Node):
     cancel_rest: bool = True
 
     def mentions(self) -> Iterable[Expression | Piece | str | None]:
-        """See `Node`."""
+        """The value of each branch."""
         return self.values
 
 
@@ -247,7 +247,7 @@ class Tool(Node):
     objects: Objects | None = field(default=None, compare=False, repr=False)
 
     def mentions(self) -> Iterable[Expression | Piece | str | None]:
-        """See `Node`."""
+        """Its arguments."""
         return (self.arguments,)
 
 
@@ -277,11 +277,11 @@ class Switch(Node):
     assumed: bool = False
 
     def mentions(self) -> Iterable[Expression | Piece | str | None]:
-        """See `Node`."""
+        """The value that decides."""
         return (self.on,)
 
     def graphs(self) -> tuple[Graph, ...]:
-        """See `Node`."""
+        """The graph of each arm."""
         return tuple(arm.graph for arm in self.arms)
 
 
@@ -301,7 +301,7 @@ class Loop(Node):
     result: Expression | None = None
 
     def graphs(self) -> tuple[Graph, ...]:
-        """See `Node`."""
+        """Its body."""
         return (self.body,)
 
 
@@ -320,11 +320,11 @@ class Map(Node):
     result: Expression | None = None
 
     def mentions(self) -> Iterable[Expression | Piece | str | None]:
-        """See `Node`."""
+        """Its items."""
         return (self.items,)
 
     def graphs(self) -> tuple[Graph, ...]:
-        """See `Node`."""
+        """Its body."""
         return (self.body,)
 
 
@@ -339,7 +339,7 @@ class Break(Node):
     on: Reference | None = None
 
     def mentions(self) -> Iterable[Expression | Piece | str | None]:
-        """See `Node`."""
+        """The value that was asked of."""
         return (self.on,)
 
 
@@ -353,7 +353,7 @@ class Return(Node):
     value: Expression
 
     def mentions(self) -> Iterable[Expression | Piece | str | None]:
-        """See `Node`."""
+        """What it returns."""
         return (self.value,)
 
 

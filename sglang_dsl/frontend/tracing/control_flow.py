@@ -1,6 +1,7 @@
-"""`s.switch`, `s.loop` and `s.map` in a trace.
+"""`s.switch`, `s.loop` and `s.map` in a trace, and what reading a binding gives there.
 
-What reading a binding gives while tracing.
+A switch is a decision like that of an `if`: each run of the body takes one arm. The body of a loop, or of a map over items
+that are not known, is followed by itself, with all its ways, and becomes a sub-graph.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ from ..data import MENTIONS, json_constant
 from ..expressions import Handle
 from ..recorder import decided_by, run_switch
 from ..statement import push
-from .decisions import Chooser, Decision, Group, Stop
 from .explore import explored
-from .items import link, loosen
+from .items import Chooser, Decision, Group, Stop, link, loosen
 from .shapes import BOOL, JSON, TEXT, Data, Finite, Number, Opaque, Shape, Text, of_schema, of_type
 from .trace import Walk
 from .values import Unknown, after, is_abstract

@@ -16,8 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 from ...ir.nodes import Expression, Fork, Node
 from ...ir.semantics import mapped, renaming
-from .decisions import Decision, Group
-from .items import Item, filled, forks_needed, holes, outline, parts_of
+from .items import Decision, Group, Item, filled, forks_needed, holes, outline, parts_of
 from .regions import Meeting, Seen, merged
 from .trace import Walk
 

@@ -19,10 +19,10 @@ from ...ir.specs import RunOptions
 from ...ir.verify import verify
 from ..annotations import hints_of
 from ..session import Session
-from .decisions import Stop, way_out
-from .guard import driven, outside_of_loops, same_random
+from .items import Stop, way_out
 from .rehearsal import Call, Performance, Rehearsal, Samples, schema_of, texts_for
 from .shapes import Tags
+from .trace import driven, outside_of_loops, same_random
 from .tracer import Traceable, traced
 
 TRIALS = 64

@@ -1,4 +1,8 @@
-"""One run of a body without a model: a Recorder that keeps the nodes, the decisions, and the Break it ended at."""
+"""One run of a body without a model: a Recorder that keeps the nodes, the decisions, and the Break it ended at.
+
+What the body appends becomes nodes, with references where its texts and data hold values that do not exist yet. What it asks
+of such a value is a decision where the value is one of a few; else the run ends at a Break.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +39,7 @@ from ..expressions import Handle
 from ..greenlets import on_some_stack
 from ..session import settled
 from .control_flow import follow_loop, follow_map, follow_switch, value_of
-from .decisions import Chooser, Decision, Group, Guesses, Stop, way_out
-from .items import Line
+from .items import Chooser, Decision, Group, Guesses, Line, Stop, way_out
 from .shapes import whole
 from .values import Unknown, exact, is_abstract
 

@@ -10,7 +10,7 @@ order) happens once; every stretch in which they differ becomes a Region on the 
 A node after a Region that mentions a value from inside it reads the Region's result. The same nodes that differ only in what
 they mention (a Return, a Join, a Text) stay one: the Region's result says what is mentioned.
 
-Names of the Switches that regions became: the value decided on, and a number where it is decided on again.
+Linked, a Region is a Switch. `renamed` calls it by the value decided on, with a number where that is decided on again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from ...ir.nodes import (
     references_in,
 )
 from ...ir.semantics import every_node, mapped, renaming, replaced
-from .decisions import Decision, Group
 from .items import (
+    Decision,
+    Group,
     Item,
     Line,
     Region,

@@ -1,4 +1,4 @@
-"""What is known of a value before it exists.
+"""A value that does not exist yet: what is known of it (its shape), and how it reads as text (its tag).
 
 Text      any text
 Finite    one of a few values (a select, a Literal, an Enum, a bool); `choices` pairs the JSON with what is read
@@ -7,7 +7,7 @@ Data      JSON-like: a list, an object; `members` where its fields are known, `i
 Maybe     null, or a value of `shape`
 Opaque    only its type is known: it can be mentioned where it is whole, and nothing else
 
-Tags: how a value that does not exist yet reads as text.
+A tag stands for such a value inside texts:
 
     U+FDD0 chunk U+FDD1 chunk U+FDD1 ... nonce ... U+FDD2 number U+FDD3
 

@@ -1,39 +1,39 @@
-"""A trace: what all runs of one body share, and what abstract values ask.
+"""A trace: what all runs of one body share, what abstract values ask, and what a body may not do meanwhile.
 
-One run of a body along one path, as the rest of this folder sees it; `path.Path` is one.
+`Trace` is the whole: it makes abstract values, and answers what the body asks of them. `Walk` is one run of the body along
+one path, as the rest of this folder sees it; `path.Path` is one.
+
+A trace runs the body several times, and a run does so once more. So nothing may leave the process meanwhile (`driven`). Python
+tells an audit hook of everything that does. The hook stays installed for the process's life (there is no way to remove
+one) and does nothing but look at one thread-local, unless this thread is tracing. The same is done to the start of
+threads, of which Python tells only in part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import contextvars
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from typing import Any, NoReturn, Protocol, Self
+from functools import wraps
+from typing import Any, NoReturn, Protocol, Self, TypeVar
 
 from ...errors import Origin, TraceError
+from ...ir.execution import no_models
 from ...ir.graph import Graph
 from ...ir.nodes import Input, Node, Reference, Switch
 from ...ir.semantics import is_among
 from ..call_sites import Sites, user_origin
 from ..cursor import Recorder
-from .decisions import Chooser, Decision, Group, made_up_texts, made_up_values, possible_answers
+from .items import Chooser, Decision, Group, made_up_texts, made_up_values, possible_answers
 from .shapes import Finite, Maybe, Opaque, Shape, Tags, Text, without_tags
 from .values import Abstract, Domain, Unknown, exact, is_abstract
-
-
-class Follower(Protocol):
-    """What is followed over all runs of a body; `follower.Trace` is one."""
-
-    name: str
-    path: Any  # the walk under way, or None: a Walk, which a Protocol cannot say of what names it back
-
-    def is_clean(self, option: object) -> bool:
-        """Whether no string in it holds a tag or a piece of one."""
-
-    def readable(self, text: str) -> str:
-        """A message with names in place of tags."""
-
-    def member(self, reference: Reference, shape: Shape) -> Any:
-        """The abstract value that stands for a part of another."""
 
 
 class Walk(Recorder, Protocol):
@@ -44,7 +44,7 @@ class Walk(Recorder, Protocol):
     questioned: bool
 
     @property
-    def trace(self) -> Follower:
+    def trace(self) -> Trace:
         """What it belongs to."""
 
     def function(self, key: str) -> Callable[..., Any] | None:
@@ -91,7 +91,7 @@ class Trace:
 
     @property
     def ended(self) -> bool:
-        """See `Follower`."""
+        """Whether the trace is over: what is left of its values equals nothing then."""
         return self.path is None
 
     # making values -----------------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ class Trace:
         return (path.decide(reference, groups) if known is None else known.taken) == 0
 
     def text(self, reference: Reference, on: Reference, domain: Domain | None) -> Abstract:
-        """See `Follower`."""
+        """A text value. `domain`: what it may be, by the JSON of `on`; None for anything."""
         return Abstract(self.tag(reference, on, domain), self, reference, on, domain)
 
     def tag(self, reference: Reference, on: Reference | None = None, domain: Domain | None = None) -> str:
@@ -133,7 +133,7 @@ class Trace:
         return exact(self._known[number])
 
     def compound(self, text: str) -> str:
-        """See `Follower`."""
+        """A text with tags in it as one value; a text without tags as it is."""
         found = self.tags.find(text)
         numbers = [part for part in found.parts if isinstance(part, int)]
         if not numbers and not found.damage:
@@ -170,7 +170,7 @@ class Trace:
     # asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, value: Abstract | Unknown, what: str, question: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """See `Follower`."""
+        """The answer of a question about a value: see `values.Follower`, which this implements for all values of a trace."""
         path = self._path()
         path.questioned = True
         given = tuple(self._settled(arg, what) if is_abstract(arg) else arg for arg in args)
@@ -289,3 +289,175 @@ def _answer(question: Callable[[Any], Any], value: Any) -> tuple[Any, Exception 
 
 def _group(values: list[Any]) -> Group:
     return tuple(values)
+
+
+# --- what a body may not do -----------------------------------------------------------------------------------------------
+
+
+_EFFECTS = {
+    "builtins.input": "asked for input",
+    "os.exec": "started a process",
+    "os.fork": "started a process",
+    "os.forkpty": "started a process",
+    "os.posix_spawn": "started a process",
+    "os.spawn": "started a process",
+    "os.system": "started a process",
+    "subprocess.Popen": "started a process",
+    "os.mkdir": "changed the file system",
+    "os.remove": "changed the file system",
+    "os.rename": "changed the file system",
+    "os.rmdir": "changed the file system",
+    "os.link": "changed the file system",
+    "os.symlink": "changed the file system",
+    "os.truncate": "changed the file system",
+    "os.chmod": "changed the file system",
+    "os.putenv": "changed the environment",
+    "os.unsetenv": "changed the environment",
+}
+_THREADS = (  # not every Python tells an audit hook of a new thread, and none of work for a thread that is there
+    (threading.Thread, "start", "started a thread"),
+    (ThreadPoolExecutor, "submit", "gave work to a thread"),
+)
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_here = threading.local()  # .refuse: what this thread calls for each effect, while it traces
+_install = threading.Lock()
+_installed = False
+
+
+@contextmanager
+def no_effects(refuse: Callable[[str], Any]) -> Iterator[None]:
+    """Inside, on this thread: `refuse(what)` is called before anything leaves the process; it raises to keep it in."""
+    _install_hook()
+    outer = getattr(_here, "refuse", None)
+    _here.refuse = refuse
+    try:
+        yield
+    finally:
+        _here.refuse = outer
+
+
+@contextmanager
+def same_random() -> Iterator[Callable[[], None]]:
+    """Gives a function that puts the random state back to where it is now; it is put back at the end too."""
+    state = random.getstate()
+    numpy = sys.modules.get("numpy")
+    of_numpy = None if numpy is None else numpy.random.get_state()
+
+    def restore() -> None:
+        random.setstate(state)
+        if numpy is not None:
+            numpy.random.set_state(of_numpy)
+
+    try:
+        yield restore
+    finally:
+        restore()
+
+
+def _install_hook() -> None:
+    global _installed
+    with _install:
+        if not _installed:
+            sys.addaudithook(_hook)
+            for owner, name, what in _THREADS:
+                setattr(owner, name, _checked(getattr(owner, name), what))
+            _installed = True
+
+
+def _checked(method: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """The method, refused in a traced body: a thread's work would be done outside of the trace, once per run of the body."""
+
+    @wraps(method)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        refuse = getattr(_here, "refuse", None)
+        if refuse is not None:
+            refuse(what)
+        return method(*args, **kwargs)
+
+    return checked
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    refuse = getattr(_here, "refuse", None)
+    if refuse is None:
+        return
+    what = _effect(event, args)
+    if what:
+        _here.refuse = None  # what follows of the refusal is our own work
+        try:
+            refuse(what)
+        finally:
+            _here.refuse = refuse
+
+
+def _effect(event: str, args: tuple[Any, ...]) -> str:
+    """What the body is about to do, or "" for what a trace may repeat."""
+    if event == "open":
+        path, _, flags = args
+        return "" if not flags & _WRITING or _is_cache(path) else f"opened {path!r} for writing"
+    if event.startswith("socket.") and event not in ("socket.gethostname", "socket.getservbyname"):
+        return "used a socket"
+    what = _EFFECTS.get(event, "")
+    return "" if what == _EFFECTS["os.mkdir"] and any(map(_is_cache, args)) else what
+
+
+def _is_cache(path: object) -> bool:
+    """Whether it is Python's own cache of an import, or no file at all."""
+    return isinstance(path, (str, bytes)) and ("__pycache__" in os.fsdecode(path) or os.fsdecode(path) == os.devnull)
+
+
+R = TypeVar("R")
+
+
+def driven(call: Callable[[], Any], refuse: Callable[[str], Any], *, asynchronous: bool) -> Any:
+    """What `call()` gives, or what its coroutine does; `refuse`: see `no_effects`."""
+    if not asynchronous:
+        with _kept_inside(refuse):
+            return call()
+    found: list[Any] = []  # a task's own result is shown in places, and showing an abstract value is asking
+
+    async def follow() -> None:
+        found.append(await call())
+
+    with asyncio.Runner() as runner:
+        runner.get_loop()  # makes its sockets before the guard stands
+        with _kept_inside(refuse):
+            runner.run(follow())
+    return found[0]
+
+
+@contextmanager
+def _kept_inside(refuse: Callable[[str], Any]) -> Iterator[None]:
+    """Nothing leaves the process and no model is asked."""
+    with no_models(lambda what: refuse(f"{what}, and a trace asks no model")), no_effects(refuse):
+        yield
+
+
+def outside_of_loops(work: Callable[[], R], *, asynchronous: bool) -> R:
+    """`work()`; where it drives coroutines and this thread's loop is running already, in a thread of its own."""
+    if not asynchronous or not _loop_is_running():
+        return work()
+    found: list[R] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001  raised below, in the caller's thread
+            failed.append(error)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), daemon=True)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return found[0]
+
+
+def _loop_is_running() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -3,9 +3,8 @@
 A trace is a picture and a prediction. Values always come from a real run, so no trace can make a run wrong. Where the
 body asks what only a run can answer, the graph holds a Break with the line.
 
-What tracing and export need to know of a program.
-
-What a body does beyond a Break: the same for every answer that the question there may get.
+`trace` is the way in. Its arguments are copied for each run of the body; symbolic ones become Inputs (`Symbols`). Then
+`explore.explored` has the body run again and again (`path.Path` is one run), and the ways are merged into one graph.
 
 A run ends where the body asks what only a model can say. Where a branch of a fork does, the other branches and what comes after
 them do not all hang on the answer: they are found by running the body again with made-up answers, several ways, and keeping what
@@ -16,8 +15,6 @@ all of them do. The branch itself ends at its Break:
 
 So what a graph holds beyond a Break is less than a run does, never more that hangs on a guess. The graph says that it is
 incomplete, its counts are lower bounds, and nothing exports it.
-
-Arguments of a trace: real ones are copied for each run of the body, symbolic ones become Inputs.
 """
 
 from __future__ import annotations
@@ -40,14 +37,12 @@ from ..call_sites import Sites, caller_origin
 from ..cursor import Cursor
 from ..cursor import Line as ContextLine
 from ..state import State
-from .decisions import Answers, Chooser, Decision, Guesses, Stop
 from .explore import explored
-from .guard import driven, outside_of_loops, same_random
-from .items import Item, Line, link, loosen
+from .items import Answers, Chooser, Decision, Guesses, Item, Line, Stop, link, loosen
 from .path import Path
 from .regions import renamed
 from .shapes import BOOL, TEXT, Number, Shape, Tags, of_type
-from .trace import Trace
+from .trace import Trace, driven, outside_of_loops, same_random
 from .values import after
 
 

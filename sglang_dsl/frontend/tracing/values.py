@@ -116,7 +116,7 @@ class Abstract(str):
         return value
 
     def ask(self, what: str, question: Callable[..., Any], *args: Any) -> Any:
-        """See `Follower.ask`."""
+        """The answer of a question about its text, from whoever follows it."""
         return self.follower.ask(self, what, question, args)
 
     # stays abstract ----------------------------------------------------------------------------------------------
