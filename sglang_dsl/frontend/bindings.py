@@ -23,7 +23,7 @@ _NOT_YET: Any = object()
 _KEEPING = threading.Lock()
 
 
-class Bound:
+class NodeBinding:
     """One assignment: the value of a node. `source`: the call or name it stands for in messages.
 
     context: of the statement, for `convert`, which may be a user's own code (a pydantic validator, an Enum's `_missing_`).
@@ -39,8 +39,8 @@ class Bound:
         self.convert = convert
         self.context = None if convert is None else copy_context()
         self.source = source
-        self.earlier: Bound | None = None
-        self.earlier_of_handle: Bound | None = None
+        self.earlier: NodeBinding | None = None
+        self.earlier_of_handle: NodeBinding | None = None
         self._made: Any = _NOT_YET
         self._made_of: Any = _NOT_YET
 
@@ -91,7 +91,7 @@ class Bound:
             return self._made if self._made_of is value else made
 
 
-class Gathered(Bound):
+class JoinBinding(NodeBinding):
     """The value of a join. `parts`: per branch what it bound since the fork, or None. `skipped`: branches that took no part.
 
     Where a plain join gathers what is itself a plain join's list, that list's items stand in its place (`nested=True`: the
@@ -104,7 +104,7 @@ class Gathered(Bound):
     def __init__(
         self,
         node_id: str,
-        parts: Sequence[Bound | None],
+        parts: Sequence[NodeBinding | None],
         mode: JoinMode,
         *,
         label: object = None,
@@ -118,9 +118,11 @@ class Gathered(Bound):
         listed = [parts[index] for index in self.listed(())]
         self.flat = mode == "all" and not nested
         self.spliced = tuple(i for i, part in enumerate(listed) if self.flat and _is_plain_list(part))
-        self.leaves: list[Bound | None] = []  # what its items are, in order, where the mode is a list of known length
+        self.leaves: list[
+            NodeBinding | None
+        ] = []  # what its items are, in order, where the mode is a list of known length
         for i, part in enumerate(listed):
-            self.leaves.extend(part.leaves if i in self.spliced and isinstance(part, Gathered) else (part,))
+            self.leaves.extend(part.leaves if i in self.spliced and isinstance(part, JoinBinding) else (part,))
 
     def listed(self, winners: Sequence[int]) -> Sequence[int]:
         """The branches of which its list has an item each, in order."""
@@ -138,19 +140,19 @@ class Gathered(Bound):
         """Its value, as it is read."""
         return Reference(self.node_id, (Operation("splice", self.spliced),) if self.spliced else ())
 
-    def taken_of(self, part: Bound | None) -> Expression | None:
+    def taken_of(self, part: NodeBinding | None) -> Expression | None:
         """What the Join node gathers of a branch. Of a list whose items are spliced in, the items themselves where there are
         no gaps, so that joins of joins do not wait for each other one by one.
         """
         if part is None:
             return None
-        if isinstance(part, Gathered) and self.flat and _is_plain_list(part):
+        if isinstance(part, JoinBinding) and self.flat and _is_plain_list(part):
             items = [leaf.expression for leaf in part.leaves if leaf is not None]
             if len(items) == len(part.leaves):
                 return ListOf(tuple(items))
         return part.expression
 
-    def calls(self, winners: Sequence[int]) -> Iterator[Bound]:
+    def calls(self, winners: Sequence[int]) -> Iterator[NodeBinding]:
         """What it gathered, through all inner joins, in order; of a mode that decides only what won."""
         if self.mode in ("all", "settle"):
             waiting = list(reversed(self.leaves))
@@ -158,7 +160,7 @@ class Gathered(Bound):
             waiting = [self.parts[index] for index in sorted(winners, reverse=True)]
         while waiting:
             part = waiting.pop()
-            if isinstance(part, Gathered):
+            if isinstance(part, JoinBinding):
                 waiting.extend(reversed(part.leaves))
             elif part is not None:
                 yield part
@@ -181,7 +183,7 @@ class Gathered(Bound):
         """Its value inside another join's."""
         return _typed(self, value)
 
-    def inner(self, value: Any) -> Sequence[Bound | None] | Bound | None:
+    def inner(self, value: Any) -> Sequence[NodeBinding | None] | NodeBinding | None:
         """Whose the items of a value of it are: one for each, or one for the value as a whole."""
         if self.mode in ("all", "settle"):
             return self.leaves if isinstance(value, list) and len(value) == len(self.leaves) else None
@@ -192,7 +194,7 @@ class Gathered(Bound):
         return [next((part for part in some if part.has_made(item)), alike) for item in value]
 
 
-class Local(Bound):
+class LocalBinding(NodeBinding):
     """A binding that no node of its own stands for: its value is made here."""
 
     __slots__ = ()
@@ -202,7 +204,7 @@ class Local(Bound):
         raise NotImplementedError
 
 
-class Span(Local):
+class SpanBinding(LocalBinding):
     """The text of a stretch of a context path; what `var_scope` binds. `parts`: what it is made of, as expressions."""
 
     __slots__ = ("parts",)
@@ -233,7 +235,7 @@ class Span(Local):
         return whole.text
 
 
-class Given(Local):
+class ManualBinding(LocalBinding):
     """A value set by hand."""
 
     __slots__ = ("value",)
@@ -257,19 +259,19 @@ class Given(Local):
         return self.value
 
 
-def _is_plain_list(part: Bound | None) -> bool:
-    return isinstance(part, Gathered) and part.mode == "all"
+def _is_plain_list(part: NodeBinding | None) -> bool:
+    return isinstance(part, JoinBinding) and part.mode == "all"
 
 
-def _typed(part: Bound | None, value: Any) -> Any:
+def _typed(part: NodeBinding | None, value: Any) -> Any:
     """What a user reads of a value that `part` has inside a join. Joins nest as deep as a program likes, so no recursion."""
     found: list[Any] = [value]
-    waiting: list[tuple[Bound | None, Any, list[Any], int]] = [(part, value, found, 0)]
+    waiting: list[tuple[NodeBinding | None, Any, list[Any], int]] = [(part, value, found, 0)]
     while waiting:
         part, value, into, at = waiting.pop()
         if part is None or value is MISSING or isinstance(value, BaseException):
             into[at] = value
-        elif not isinstance(part, Gathered):
+        elif not isinstance(part, JoinBinding):
             into[at] = part.typed(value)
         else:
             inner = part.inner(value)
@@ -281,10 +283,10 @@ def _typed(part: Bound | None, value: Any) -> Any:
     return found[0]
 
 
-def history(bound: Bound, *, of_handle: bool) -> list[Bound]:
+def history(bound: NodeBinding, *, of_handle: bool) -> list[NodeBinding]:
     """What a name (or handle) stood for so far, oldest first."""
-    found: list[Bound] = []
-    current: Bound | None = bound
+    found: list[NodeBinding] = []
+    current: NodeBinding | None = bound
     while current is not None:
         found.append(current)
         current = current.earlier_of_handle if of_handle else current.earlier
@@ -301,18 +303,18 @@ class Bindings(Generic[K]):
 
     __slots__ = ("_before", "_fresh", "_shared", "own")
 
-    def __init__(self, before: tuple[dict[K, Bound], ...] = ()) -> None:
-        self.own: dict[K, Bound] = {}
+    def __init__(self, before: tuple[dict[K, NodeBinding], ...] = ()) -> None:
+        self.own: dict[K, NodeBinding] = {}
         self._before = before
         self._shared = before  # what a branch that forks off now begins with, but for `_fresh`
-        self._fresh: dict[K, Bound] = {}
+        self._fresh: dict[K, NodeBinding] = {}
 
-    def bind(self, key: K, bound: Bound) -> None:
+    def bind(self, key: K, bound: NodeBinding) -> None:
         """Make a name stand for something from here on."""
         self.own[key] = bound
         self._fresh[key] = bound
 
-    def get(self, key: K) -> Bound | None:
+    def get(self, key: K) -> NodeBinding | None:
         """What it stands for, or None."""
         found = self.own.get(key)
         if found is None:
@@ -339,9 +341,9 @@ class Bindings(Generic[K]):
         copy._shared, copy._fresh = self._shared, dict(self._fresh)
         return copy
 
-    def items(self) -> Iterable[tuple[K, Bound]]:
+    def items(self) -> Iterable[tuple[K, NodeBinding]]:
         """Everything bound, in the order in which it was first."""
-        found: dict[K, Bound] = {}
+        found: dict[K, NodeBinding] = {}
         for layer in self._before:
             found.update(layer)
         return {**found, **self.own}.items()

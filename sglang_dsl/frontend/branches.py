@@ -22,7 +22,7 @@ from ..errors import (
 )
 from ..ir.nodes import Fork, Join
 from ..ir.specs import MOST_BRANCHES, JoinMode, shown
-from .bindings import LIST_MODES, Bound, Gathered
+from .bindings import LIST_MODES, JoinBinding, NodeBinding
 from .call_sites import Site, caller_origin
 from .cursor import Cursor
 from .data import areturned, returned
@@ -174,11 +174,11 @@ class Forked:
     def _push(
         self,
         name: str | None,
-        parts: Sequence[Bound | None],
+        parts: Sequence[NodeBinding | None],
         request: JoinRequest,
         skipped: tuple[int, ...],
         site: Site,
-    ) -> Gathered:
+    ) -> JoinBinding:
         """Append the Join. Closes the branches to appends."""
         statement = Statement(self.parent, site)
         key = None
@@ -186,7 +186,7 @@ class Forked:
             bound = [part for part in parts if part is not None]
             key = statement.register(_key_of(request.key), _on_typed(request.key, bound))
         label = f"join of {name!r}" if name else "join"
-        gathered = Gathered("", parts, request.mode, label=label, nested=request.nested, skipped=skipped)
+        gathered = JoinBinding("", parts, request.mode, label=label, nested=request.nested, skipped=skipped)
         gathered.node_id = statement.push(
             Join,
             fork=self.fork_id,
@@ -220,9 +220,9 @@ def _key_of(function: Callable[..., Any]) -> str:
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}"
 
 
-def _on_typed(key: Callable[[Any], Any], parts: Sequence[Bound]) -> Callable[[Any], Any]:
+def _on_typed(key: Callable[[Any], Any], parts: Sequence[NodeBinding]) -> Callable[[Any], Any]:
     """The key, called with the value as the user would read it."""
-    if not parts or (parts[0].convert is None and not isinstance(parts[0], Gathered)):
+    if not parts or (parts[0].convert is None and not isinstance(parts[0], JoinBinding)):
         return key
     return lambda value: key(next((part for part in parts if part.has_made(value)), parts[0]).typed(value))
 

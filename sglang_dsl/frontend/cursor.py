@@ -23,14 +23,14 @@ from ..ir.graph import Graph
 from ..ir.nodes import DictOf, Node, Objects, Piece, RoleBegin, RoleEnd
 from ..ir.nodes import Expression as DataExpression
 from ..ir.outcome import PathText
-from .bindings import Bindings, Bound, Local
+from .bindings import Bindings, LocalBinding, NodeBinding
 from .call_sites import Site, Sites, caller_origin
 from .expressions import Handle, Lazy
 
 if TYPE_CHECKING:
     from .tools import Tool
 
-Find: TypeAlias = Callable[[Handle[Any]], Bound]  # what a handle stands for; raises UnknownNameError
+Find: TypeAlias = Callable[[Handle[Any]], NodeBinding]  # what a handle stands for; raises UnknownNameError
 Body: TypeAlias = Callable[["Cursor"], Any]  # of an arm or a loop, called where it appends
 SILENT = frozenset({"fork", "return", "input", "tool"})  # node kinds that add no text
 MOST_PATH_CHARACTERS = 64  # of a branch path in node ids: of deeper nesting a digest stands for what lies above
@@ -63,10 +63,10 @@ class Recorder(Protocol):
     ) -> tuple[DictOf, Objects | None]:
         """The arguments of a tool for the graph, and as the objects that they are where the graph does not say it all."""
 
-    def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
+    def read(self, bound: NodeBinding, timeout_s: float | None = None) -> Any:
         """The value of what is bound. Raises the cause where it failed; DeadlineError after `timeout_s`."""
 
-    async def aread(self, bound: Bound) -> Any:
+    async def aread(self, bound: NodeBinding) -> Any:
         """Like `read`, for async bodies: waits without blocking the loop."""
 
     def future(self, node_id: str) -> Future[Outcome] | None:
@@ -78,7 +78,9 @@ class Recorder(Protocol):
     def outcome(self, node_id: str) -> Outcome:
         """What a node resolved to; waits like `read`."""
 
-    def switch(self, cursor: Cursor, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
+    def switch(
+        self, cursor: Cursor, bound: NodeBinding, arms: Mapping[Any, Body], default: Body | None, site: Site
+    ) -> Any:
         """Go on by a value: run its arm, or record all of them. Raises ProgramError where no arm takes the value."""
 
     def loop(
@@ -129,7 +131,7 @@ class Line:
         self.role = role
         self.control = control
         self.handles: Bindings[Handle[Any]] = Bindings() if handles is None else handles
-        self.gathered: dict[Handle[Any], Bound] = {}
+        self.gathered: dict[Handle[Any], NodeBinding] = {}
         self.counts: dict[str, int] = {}
         self.forks = 0
         self.first: str | None = None
@@ -184,7 +186,7 @@ class Cursor:
 
     # names and values --------------------------------------------------------------------------------------------
 
-    def find(self, key: Handle[Any] | str | Lazy[Any]) -> Bound:
+    def find(self, key: Handle[Any] | str | Lazy[Any]) -> NodeBinding:
         """What a name or a handle stands for. Raises UnknownNameError."""
         if isinstance(key, str):
             bound = self.names.get(key)
@@ -211,12 +213,12 @@ class Cursor:
         hint = f"did you mean {near[0]!r}?" if near else f"names so far: {', '.join(bound) or 'none'}"
         return UnknownNameError(f"no append so far binds the name {key!r}", hint=hint, origin=origin)
 
-    def rebind(self, name: str, bound: Bound) -> None:
+    def rebind(self, name: str, bound: NodeBinding) -> None:
         """Make a name stand for `bound` from here on."""
         bound.earlier = self.names.get(name)
         self.names.bind(name, bound)
 
-    def bound_since_fork(self, what: Handle[Any] | str) -> Bound | None:
+    def bound_since_fork(self, what: Handle[Any] | str) -> NodeBinding | None:
         """What this branch has to offer a join: what it bound, or gathered of its own branches, since the fork; or None."""
         if isinstance(what, str):
             return self.names.own.get(what)
@@ -228,7 +230,7 @@ class Cursor:
         return {
             name: self.recorder.read(bound)
             for name, bound in self.names.items()
-            if not isinstance(bound, Local) and self.recorder.is_finished(bound.node_id)
+            if not isinstance(bound, LocalBinding) and self.recorder.is_finished(bound.node_id)
         }
 
     # the path ----------------------------------------------------------------------------------------------------

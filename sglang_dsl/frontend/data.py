@@ -19,7 +19,7 @@ from ..ir.execution import Outcome
 from ..ir.expressions import MAX_DATA_DEPTH
 from ..ir.nodes import Concat, Constant, DictOf, Expression, ListOf, Operation, Piece, Plain, Reference
 from ..ir.operations import apply_all, jsonable, text_of
-from .bindings import Bound, Local
+from .bindings import LocalBinding, NodeBinding
 from .call_sites import caller_origin
 from .conversion import Conversion, fields_of, is_exact
 from .expressions import Chain, Handle, Lazy, LazyText, Mention
@@ -33,12 +33,12 @@ MENTIONS = (Lazy, Mention, Handle, Chain)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 
 
-class Text:
+class TemplateText:
     """A text with values in it that do not exist yet: what stands in a Template for a Chain."""
 
     __slots__ = ("parts",)
 
-    def __init__(self, parts: tuple[str | Bound | Reference, ...]) -> None:
+    def __init__(self, parts: tuple[str | NodeBinding | Reference, ...]) -> None:
         self.parts = parts
 
     @property
@@ -52,7 +52,7 @@ class Text:
         return "".join(p if isinstance(p, str) else text_of(read_mention(p, outcomes)) for p in self.parts)
 
 
-def resolved_mention(value: Any, find: Find, origin: Origin) -> Bound | Text | Reference:
+def resolved_mention(value: Any, find: Find, origin: Origin) -> NodeBinding | TemplateText | Reference:
     """What a mention stands for.
 
     Raises:
@@ -63,15 +63,17 @@ def resolved_mention(value: Any, find: Find, origin: Origin) -> Bound | Text | R
             return value.bound
         case Handle():
             return find(value)
-        case Mention(bound=Bound() as bound):
+        case Mention(bound=NodeBinding() as bound):
             return bound
         case Mention(pieces=(Reference() as only,)):
             return only
         case Mention(pieces=pieces):
-            return Text(tuple(p if isinstance(p, Reference) else p.text for p in pieces))
+            return TemplateText(tuple(p if isinstance(p, Reference) else p.text for p in pieces))
         case Chain(parts=parts) if all(isinstance(part, (str, *MENTIONS)) for part in parts):
             found = [part if isinstance(part, str) else resolved_mention(part, find, origin) for part in parts]
-            return Text(tuple(p for part in found for p in (part.parts if isinstance(part, Text) else (part,))))
+            return TemplateText(
+                tuple(p for part in found for p in (part.parts if isinstance(part, TemplateText) else (part,)))
+            )
     raise ProgramError(
         f"{value!r} is appended to a state, and is no data",
         hint="s[...] reads a value, s.ref(...) mentions it",
@@ -260,7 +262,8 @@ class Template:
             return read_mention(mention, outcomes)
 
         return {
-            name: replaced(value, (Bound, Text, Reference), read, fresh=True) for name, value in self._arguments.items()
+            name: replaced(value, (NodeBinding, TemplateText, Reference), read, fresh=True)
+            for name, value in self._arguments.items()
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -271,13 +274,13 @@ def _nothing() -> None:
     """What is left of a Template elsewhere."""
 
 
-def read_mention(mention: Bound | Text | Reference, outcomes: Outcomes) -> Any:
+def read_mention(mention: NodeBinding | TemplateText | Reference, outcomes: Outcomes) -> Any:
     """The value of what is mentioned, once it is there."""
-    if isinstance(mention, Text):
+    if isinstance(mention, TemplateText):
         return mention.read(outcomes)
     if isinstance(mention, Reference):
         return apply_all(outcomes(mention.node_id).value, mention.operations)
-    if isinstance(mention, Local):
+    if isinstance(mention, LocalBinding):
         return mention.resolve(outcomes)
     return mention.finish(outcomes(mention.node_id))
 
@@ -289,7 +292,7 @@ def value_of(mention: Any, cursor: Cursor) -> Any:
         ProgramError: it stands for no value. UnknownNameError: a handle that was not appended.
     """
     found = resolved_mention(mention, cursor.find, caller_origin())
-    if not isinstance(found, Bound):
+    if not isinstance(found, NodeBinding):
         return read_mention(found, cursor.recorder.outcome)
     value = cursor.recorder.read(found)
     return value_of(value, cursor) if isinstance(value, Lazy) else value
@@ -298,8 +301,8 @@ def value_of(mention: Any, cursor: Cursor) -> Any:
 async def avalue_of(mention: Any, cursor: Cursor) -> Any:
     """`value_of`, without blocking the event loop."""
     found = resolved_mention(mention, cursor.find, caller_origin())
-    for part in found.parts if isinstance(found, Text) else (found,):
-        if isinstance(part, Bound) and not isinstance(part, Local):
+    for part in found.parts if isinstance(found, TemplateText) else (found,):
+        if isinstance(part, NodeBinding) and not isinstance(part, LocalBinding):
             await cursor.recorder.aread(part)
     return value_of(mention, cursor)
 

@@ -23,7 +23,7 @@ from ..ir.operations import text_of
 from .call_sites import caller_origin, user_origin
 
 if TYPE_CHECKING:
-    from .bindings import Bound, Convert
+    from .bindings import Convert, NodeBinding
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -108,7 +108,7 @@ class Mention(Expression):
 
     __slots__ = ("bound", "label", "pieces")
 
-    def __init__(self, pieces: tuple[Piece, ...], label: str, bound: Bound | None = None) -> None:
+    def __init__(self, pieces: tuple[Piece, ...], label: str, bound: NodeBinding | None = None) -> None:
         self.pieces = pieces
         self.label = label
         self.bound = bound  # what is mentioned, where it is one value
@@ -163,7 +163,7 @@ class Deferred(Handle[T_co]):
         """The call."""
         raise NotImplementedError
 
-    def follows(self, bound: Bound) -> Iterable[Piece | tuple[Handle[Any], Bound]]:
+    def follows(self, bound: NodeBinding) -> Iterable[Piece | tuple[Handle[Any], NodeBinding]]:
         """What is said and bound after it. `bound`: what the call's name stands for."""
         return ()
 
@@ -192,7 +192,7 @@ class Selection(Handle[T_co]):
         return f"select({self.name!r}, ...)"
 
 
-class Turn(Expression):
+class WholeTurn(Expression):
     """A whole turn: role, content, end of role."""
 
     __slots__ = ("content", "role")
@@ -229,7 +229,7 @@ class TurnEnd(Expression):
         return f"role_end({self.role!r})"
 
 
-class Picture(Expression):
+class Image(Expression):
     """An image. No backend of this version takes one: appending it says so by name."""
 
     __slots__ = ("source",)
@@ -244,13 +244,13 @@ class Picture(Expression):
 # --- lazy values ------------------------------------------------------------------------------------------------------
 
 
-class Reader(Protocol):
+class BindingReader(Protocol):
     """Who can wait for a binding."""
 
-    def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
+    def read(self, bound: NodeBinding, timeout_s: float | None = None) -> Any:
         """Its value."""
 
-    async def aread(self, bound: Bound) -> Any:
+    async def aread(self, bound: NodeBinding) -> Any:
         """Its value, without blocking the loop."""
 
 
@@ -262,7 +262,7 @@ class Lazy(Expression, Generic[V]):
 
     __slots__ = ("_reader", "bound")
 
-    def __init__(self, reader: Reader, bound: Bound) -> None:
+    def __init__(self, reader: BindingReader, bound: NodeBinding) -> None:
         self._reader = reader
         self.bound = bound
 
@@ -473,9 +473,9 @@ if TYPE_CHECKING:
     class Joined(list[T]):
         """A list that a join gathers. For a type checker it is a `list[T]`; at runtime a Lazy that behaves like one."""
 
-        bound: Bound
+        bound: NodeBinding
 
-        def __init__(self, reader: Reader, bound: Bound) -> None: ...
+        def __init__(self, reader: BindingReader, bound: NodeBinding) -> None: ...
 
         @property
         def value(self) -> list[T]:

@@ -94,7 +94,7 @@ def _hub_here() -> Hub | None:
     return None if module is None else getattr(module.getcurrent(), "hub", None)
 
 
-class Group:
+class MapBodies:
     """The bodies of one `map`: what is to start, what has finished. Owner: the hub."""
 
     __slots__ = ("left", "on_end", "results", "waiting")
@@ -121,7 +121,7 @@ class Hub:
 
     def run(self, thunks: Sequence[Thunk], limit: int | None) -> list[tuple[Any, Exception | None]]:
         """Drive the bodies until all have ended. What is no Exception (Ctrl-C) ends the others and is raised."""
-        group = Group(thunks, on_end=lambda: None)
+        group = MapBodies(thunks, on_end=lambda: None)
         try:
             self._start(group, limit)
             while group.left:
@@ -134,7 +134,7 @@ class Hub:
     def run_inside(self, thunks: Sequence[Thunk], limit: int | None) -> list[tuple[Any, Exception | None]]:
         """The same from inside a body: this one waits while the hub drives the new ones."""
         me = self._module.getcurrent()
-        group = Group(thunks, on_end=lambda: self._ready.put(me))
+        group = MapBodies(thunks, on_end=lambda: self._ready.put(me))
         self._start(group, limit)
         while group.left:
             self._root.switch()
@@ -153,11 +153,11 @@ class Hub:
             self._root.switch()
         return future.result()
 
-    def _start(self, group: Group, limit: int | None) -> None:
+    def _start(self, group: MapBodies, limit: int | None) -> None:
         for _ in range(group.left if limit is None else min(limit, group.left)):
             self._start_one(group)
 
-    def _start_one(self, group: Group) -> None:
+    def _start_one(self, group: MapBodies) -> None:
         following = next(group.waiting, None)
         if following is None:
             return
@@ -168,7 +168,7 @@ class Hub:
         self._alive.add(body)
         self._ready.put(body)
 
-    def _body(self, group: Group, index: int, thunk: Thunk) -> None:
+    def _body(self, group: MapBodies, index: int, thunk: Thunk) -> None:
         try:
             group.results[index] = (thunk(), None)
         except Exception as error:  # noqa: BLE001  a body's error is its result; the map raises it

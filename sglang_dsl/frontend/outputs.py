@@ -148,12 +148,12 @@ def one_of(values: Iterable[Any], what: str) -> Output:
         known = read.setdefault((type(value), value), member)
         if type(known) is not type(member) or known != member:
             raise SpecError(f"{what} holds {known!r} and {member!r}, which are written alike", hint="keep one of them")
-    convert = OneOf(read) if any(isinstance(member, Enum) for member in members) else None
+    convert = EnumMember(read) if any(isinstance(member, Enum) for member in members) else None
     return Output(ConstraintSpec.choices(tuple(dict.fromkeys(texts))), "text" if textual else "json", convert)
 
 
 @dataclass(frozen=True, slots=True)
-class OneOf:
+class EnumMember:
     """Reads a value as the member of an Enum that it stands for."""
 
     members: Mapping[tuple[type, Json], Any]
@@ -402,7 +402,7 @@ def check_of(output: Output, validate: Callable[[Any], Any] | None) -> Check | N
 
 
 @dataclass(frozen=True, slots=True)
-class Partly:
+class PartialOutput:
     """A conversion of `partial_ok` calls: what was cut off is read as its text. A number is never made of part of one."""
 
     convert: Callable[[Any], Any]

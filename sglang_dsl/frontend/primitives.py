@@ -35,8 +35,19 @@ from ..ir.specs import (
     whole,
 )
 from .call_sites import caller_origin
-from .expressions import Chain, Expression, Generation, Mention, Picture, RawText, Selection, Turn, TurnBegin, TurnEnd
-from .outputs import TEXT, Output, Partly, check_of, check_takes_value, one_of, output_of
+from .expressions import (
+    Chain,
+    Expression,
+    Generation,
+    Image,
+    Mention,
+    RawText,
+    Selection,
+    TurnBegin,
+    TurnEnd,
+    WholeTurn,
+)
+from .outputs import TEXT, Output, PartialOutput, check_of, check_takes_value, one_of, output_of
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -162,7 +173,7 @@ def gen(
             wanted=type, schema=schema, regex=regex, choices=choices, grammar=grammar
         )  # fmt: skip
         if partial_ok and output.convert is not None:
-            output = replace(output, convert=Partly(output.convert))
+            output = replace(output, convert=PartialOutput(output.convert))
         fields: dict[str, Any] = {
             "name": name if name is None or (isinstance(name, str) and name) else _name(name),
             "sampling": sampling,
@@ -242,9 +253,9 @@ def raw(text: str) -> RawText:
     return RawText(text)
 
 
-def image(source: Any) -> Picture:
+def image(source: Any) -> Image:
     """An image. No backend of this version takes one; appending it says so."""
-    return Picture(source)
+    return Image(source)
 
 
 @lru_cache(maxsize=1024, typed=True)  # a program makes the same call many times; checking its options takes longer
@@ -383,22 +394,22 @@ def _regex(pattern: str) -> str:
     return pattern
 
 
-def system(*content: Any) -> Turn:
+def system(*content: Any) -> WholeTurn:
     """A system turn of texts and calls."""
     return _turn("system", content)
 
 
-def user(*content: Any) -> Turn:
+def user(*content: Any) -> WholeTurn:
     """A user turn of texts and calls."""
     return _turn("user", content)
 
 
-def assistant(*content: Any) -> Turn:
+def assistant(*content: Any) -> WholeTurn:
     """An assistant turn of texts and calls: `s += assistant("It is ", gen("metal"))`."""
     return _turn("assistant", content)
 
 
-def role(name: str, *content: Any) -> Turn:
+def role(name: str, *content: Any) -> WholeTurn:
     """A turn of any role that the model's template knows, such as "tool"."""
     return _turn(name, content)
 
@@ -443,15 +454,15 @@ def assistant_end() -> TurnEnd:
     return TurnEnd("assistant")
 
 
-def _turn(name: str, content: tuple[Any, ...]) -> Turn:
+def _turn(name: str, content: tuple[Any, ...]) -> WholeTurn:
     if not isinstance(name, str) or not name:
         raise RoleError(f"a role is named by a string, not {name!r}", hint='role("tool", ...)', origin=caller_origin())
     for part in content:
         for item in part.parts if isinstance(part, Chain) else (part,):
-            if isinstance(item, (Turn, TurnBegin, TurnEnd)):
+            if isinstance(item, (WholeTurn, TurnBegin, TurnEnd)):
                 raise RoleError(
                     f"{item!r} stands inside a {name!r} turn",
                     hint="turns do not nest: append one after the other",
                     origin=caller_origin(),
                 )
-    return Turn(name, content)
+    return WholeTurn(name, content)

@@ -19,7 +19,7 @@ from ..ir.graph import Graph
 from ..ir.nodes import Constant, DictOf, Expression, Node, Objects, Piece, Plain
 from ..ir.semantics import same, taken_by
 from ..ir.specs import DEFAULT_MAX_DEPTH
-from .bindings import Bound, Local
+from .bindings import LocalBinding, NodeBinding
 from .call_sites import Site, Sites, caller_origin
 from .cursor import Body, Cursor, Find, Line
 from .data import Template, argument_of_value, data_of_value
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def run_switch(
-    cursor: Cursor, bound: Bound, value: Any, arms: Mapping[Any, Body], default: Body | None, site: Site
+    cursor: Cursor, bound: NodeBinding, value: Any, arms: Mapping[Any, Body], default: Body | None, site: Site
 ) -> Any:
     """Run the arm of `value`, by the rule of the graph. Raises ProgramError where no arm takes it."""
     bodies = [*arms.values(), *([] if default is None else [default])]
@@ -47,7 +47,7 @@ def run_switch(
 
 
 @contextmanager
-def decided_by(line: Line, bound: Bound) -> Iterator[None]:
+def decided_by(line: Line, bound: NodeBinding) -> Iterator[None]:
     """What is appended inside runs because of the value of `bound`."""
     before = line.control
     line.control = _with(before, bound)
@@ -57,7 +57,7 @@ def decided_by(line: Line, bound: Bound) -> Iterator[None]:
         line.control = before
 
 
-def _with(control: tuple[str, ...], bound: Bound) -> tuple[str, ...]:
+def _with(control: tuple[str, ...], bound: NodeBinding) -> tuple[str, ...]:
     return (*control, bound.node_id) if bound.node_id else control
 
 
@@ -173,15 +173,15 @@ class LiveRecorder:
             pairs.append((name, expression))
         return DictOf(tuple(pairs)), None if same else Template(typed, find, origin)
 
-    def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
+    def read(self, bound: NodeBinding, timeout_s: float | None = None) -> Any:
         """Wait for the node and convert."""
-        if isinstance(bound, Local):
+        if isinstance(bound, LocalBinding):
             return bound.resolve(self.outcome)
         return bound.finish(self._wait(bound.node_id, bound, timeout_s))
 
-    async def aread(self, bound: Bound) -> Any:
+    async def aread(self, bound: NodeBinding) -> Any:
         """Await the node and convert."""
-        if isinstance(bound, Local):
+        if isinstance(bound, LocalBinding):
             return bound.resolve(self.outcome)
         try:
             outcome = await on_loop(self.run.value(bound.node_id))
@@ -203,7 +203,9 @@ class LiveRecorder:
         """Wait for the node."""
         return self._wait(node_id, None, None)
 
-    def switch(self, cursor: Cursor, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
+    def switch(
+        self, cursor: Cursor, bound: NodeBinding, arms: Mapping[Any, Body], default: Body | None, site: Site
+    ) -> Any:
         """Wait for the value and run its arm."""
         return run_switch(cursor, bound, self.read(bound), arms, default, site)
 
@@ -239,7 +241,7 @@ class LiveRecorder:
         """Pass it on."""
         self.run.cancel(node_ids, reason)
 
-    def _wait(self, node_id: str, bound: Bound | None, timeout_s: float | None) -> Outcome:
+    def _wait(self, node_id: str, bound: NodeBinding | None, timeout_s: float | None) -> Outcome:
         future = self.run.value(node_id)
         if self.asynchronous and not future.done():
             raise UnresolvedError(
@@ -257,5 +259,5 @@ class LiveRecorder:
             raise
 
 
-def _label(node_id: str, bound: Bound | None) -> str:
+def _label(node_id: str, bound: NodeBinding | None) -> str:
     return node_id if bound is None else bound.label

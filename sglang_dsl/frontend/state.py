@@ -16,7 +16,7 @@ from ..ir.execution import Meta
 from ..ir.nodes import Constant, Node, Reference, RoleBegin, RoleEnd
 from ..ir.nodes import Text as TextNode
 from ..ir.nodes import Tool as ToolNode
-from .bindings import Bound, Gathered, Local, Span, history
+from .bindings import JoinBinding, LocalBinding, NodeBinding, SpanBinding, history
 from .branches import Branches, fork
 from .call_sites import Site, caller_origin
 from .cursor import SILENT, Body, Cursor
@@ -75,7 +75,7 @@ class NamedSpan:
             self._cursor.rebind(self._name, _stretch(self._cursor.path(after=self._start), self._name))
 
 
-def _stretch(nodes: Sequence[Node], name: str) -> Span:
+def _stretch(nodes: Sequence[Node], name: str) -> SpanBinding:
     """The text of some nodes of a path as something to be bound."""
     parts: list[Constant | Reference] = []
     for node in nodes:
@@ -83,7 +83,7 @@ def _stretch(nodes: Sequence[Node], name: str) -> Span:
             parts.extend(p if isinstance(p, Reference) else Constant(p.text) for p in node.pieces)
         elif node.kind not in SILENT and not isinstance(node, (RoleBegin, RoleEnd)):
             parts.append(Reference(node.id))
-    return Span(parts, name)
+    return SpanBinding(parts, name)
 
 
 class State:
@@ -156,7 +156,7 @@ class State:
     def meta(self, key: Handle[Any] | str) -> Meta:
         """Token ids and scores, finish reason and counts of the call a name was last bound to."""
         bound = self._cursor.find(key)
-        found = None if isinstance(bound, Local) else self._cursor.recorder.outcome(bound.node_id).meta
+        found = None if isinstance(bound, LocalBinding) else self._cursor.recorder.outcome(bound.node_id).meta
         if found is None:
             raise ProgramError(
                 f"{key!r} is not one model call, so it has no meta",
@@ -169,13 +169,15 @@ class State:
         """`meta` of each sample of a `gen(n=...)`, or of each call that a join gathered, in order."""
         bound = self._cursor.find(key)
         recorder = self._cursor.recorder
-        calls: Iterable[Bound] = [bound]
-        if isinstance(bound, Gathered):
+        calls: Iterable[NodeBinding] = [bound]
+        if isinstance(bound, JoinBinding):
             settled = recorder.outcome(bound.node_id)
             calls = [
-                c for c in bound.calls(settled.winners or ()) if isinstance(c, Local) or recorder.is_finished(c.node_id)
+                c
+                for c in bound.calls(settled.winners or ())
+                if isinstance(c, LocalBinding) or recorder.is_finished(c.node_id)
             ]
-        metas = [recorder.outcome(call.node_id).meta for call in calls if not isinstance(call, Local)]
+        metas = [recorder.outcome(call.node_id).meta for call in calls if not isinstance(call, LocalBinding)]
         return [meta for meta in metas if meta is not None]
 
     def ref(self, key: Handle[Any] | str | Lazy[Any]) -> Mention:
@@ -286,7 +288,7 @@ class State:
             objects=objects,
         )
         commit(statement)
-        bound = Bound(node_id, called.convert, f"{called.name}(...)")
+        bound = NodeBinding(node_id, called.convert, f"{called.name}(...)")
         self._cursor.rebind(called.name, bound)
         return Lazy(recorder, bound)
 

@@ -26,7 +26,7 @@ from ..ir.nodes import (
 )
 from ..ir.prompts import warn_of_blanks
 from ..ir.specs import SamplingSpec, shown
-from .bindings import Bound, Gathered
+from .bindings import JoinBinding, NodeBinding
 from .call_sites import Site
 from .cursor import Cursor, Line
 from .expressions import (
@@ -35,14 +35,14 @@ from .expressions import (
     Expression,
     Generation,
     Handle,
+    Image,
     Lazy,
     Mention,
-    Picture,
     RawText,
     Selection,
-    Turn,
     TurnBegin,
     TurnEnd,
+    WholeTurn,
 )
 from .tracing.shapes import holds_tag
 
@@ -75,7 +75,7 @@ class Statement:
         self._branch = line.branch
         self._role = line.role
         self._pieces: list[Piece] = []
-        self._bindings: list[tuple[Handle[Any], Bound]] = []
+        self._bindings: list[tuple[Handle[Any], NodeBinding]] = []
         self.nodes: list[Node] = []
         self.chooses = False  # whether a call in it may have to choose between texts
 
@@ -129,9 +129,9 @@ class Statement:
             case Selection():
                 choices = tuple(map(self._choice, item.choices))
                 node_id = self.push(Select, name=item.name, choices=choices, method=item.method, model=item.model)
-                self._bindings.append((item, Bound(node_id, item.convert, item)))
+                self._bindings.append((item, NodeBinding(node_id, item.convert, item)))
                 self.chooses = True
-            case Turn(role=role, content=content):
+            case WholeTurn(role=role, content=content):
                 self._open_role(role)
                 for part in content:
                     self.add(part)
@@ -152,7 +152,7 @@ class Statement:
             case Chain(parts=parts):
                 for part in parts:
                     self.add(part)
-            case Picture(source=source):
+            case Image(source=source):
                 raise ProgramError(
                     f"image({source!r}) was appended, and no backend of this version takes images",
                     hint="describe the image in text",
@@ -165,7 +165,7 @@ class Statement:
                 _check_writable(piece.text, self._origin)
             self._pieces.append(piece)
 
-    def _add_gen(self, call: Generation[Any]) -> Bound:
+    def _add_gen(self, call: Generation[Any]) -> NodeBinding:
         """One Gen; for n samples a Fork, n Gens and a Join."""
         fields = call.fields
         if "constraint" in fields:
@@ -175,22 +175,22 @@ class Statement:
         if call.check is not None:
             fields = {**fields, "validator": self.register(*call.check)}
         if call.n is None:
-            bound = Bound(self._push(Gen, fields), call.convert, call)
+            bound = NodeBinding(self._push(Gen, fields), call.convert, call)
         else:
             bound = self._samples(call, fields, call.n)
         if call.check is not None:
-            for one in bound.parts if isinstance(bound, Gathered) else (bound,):
+            for one in bound.parts if isinstance(bound, JoinBinding) else (bound,):
                 if one is not None:
                     one.judged = partial(self._recorder.future, one.node_id)
         self._bindings.append((call, bound))
         return bound
 
-    def _samples(self, call: Generation[Any], fields: dict[str, Any], n: int) -> Gathered:
+    def _samples(self, call: Generation[Any], fields: dict[str, Any], n: int) -> JoinBinding:
         fork_id = self.push(Fork, size=n)
         samples = tuple(self._place(Gen, fork_id, index, {"sample": index, **fields}) for index in range(n))
         values = tuple(Reference(node_id) for node_id in samples)
         join_id = self.push(Join, fork=fork_id, name=call.name, tips=samples, values=values)
-        return Gathered(join_id, [Bound(node_id, call.convert) for node_id in samples], "all", label=call)
+        return JoinBinding(join_id, [NodeBinding(node_id, call.convert) for node_id in samples], "all", label=call)
 
     def _sampled(self, own: SamplingSpec, given: frozenset[str]) -> SamplingSpec:
         """How a call samples: as it says itself in `given`, in all else as the run says. Raises SpecError."""

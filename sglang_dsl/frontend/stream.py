@@ -48,7 +48,7 @@ class Chunk(str):
         return chunk
 
 
-class Following:
+class TranscriptReader:
     """One reading of a run's text, to be iterated once: with `for` or `async for`. It begins with the first word however late
     the reader comes; when the text ends, the run's failure, if any, is raised.
 
@@ -73,7 +73,7 @@ class Following:
 
     def __iter__(self) -> Iterator[Chunk]:
         woken: SimpleQueue[None] = SimpleQueue()
-        follower = Follower(self._session)
+        follower = RunTranscript(self._session)
         self._begin(follower, lambda: woken.put(None))
         try:
             while not follower.ended:
@@ -95,7 +95,7 @@ class Following:
             except RuntimeError:  # the loop was closed: this reader is gone, and the others read on
                 follower.close()
 
-        follower = Follower(self._session)
+        follower = RunTranscript(self._session)
         self._begin(follower, wake)
         try:
             while not follower.ended:
@@ -107,11 +107,11 @@ class Following:
         finally:
             follower.close()
 
-    def _begin(self, follower: Follower, wake: Callable[[], object]) -> None:
+    def _begin(self, follower: RunTranscript, wake: Callable[[], object]) -> None:
         follower.wake_by(wake)
         self._when_done(follower.end)
 
-    def _end(self, follower: Follower) -> None:
+    def _end(self, follower: RunTranscript) -> None:
         """Raise the run's failure, or UnknownNameError where no call had the name that was followed."""
         self.ended = True
         self._check()
@@ -122,7 +122,7 @@ class Following:
             )
 
 
-class Follower:
+class RunTranscript:
     """Turns a run's nodes and events, from the beginning, into text that can be shown. They come on the runtime's and the
     body's threads; `take` is called by the one reader. `close` when it leaves.
 
@@ -300,11 +300,11 @@ class Running(Generic[R]):
         """Whether the run has ended."""
         return self._ended.is_set()
 
-    def stream(self, name: str | None = None) -> Following:
+    def stream(self, name: str | None = None) -> TranscriptReader:
         """The text from its beginning, for `for` or `async for`, whenever and however often it is asked for; with `name` what
         calls of that name write. Leaving it leaves the run alone.
         """
-        return Following(self._session, when_done=self._when_done, check=self.result, of=name)
+        return TranscriptReader(self._session, when_done=self._when_done, check=self.result, of=name)
 
     def _ipython_display_(self) -> None:
         """In a notebook: the text while it is written; the cell does not wait."""
@@ -371,7 +371,7 @@ class Stream(Generic[R]):
         self._of: str | None = None
         self._beginning = threading.RLock()
         self._running: Running[R] | None = None
-        self._following: Following | None = None
+        self._following: TranscriptReader | None = None
 
     def of(self, name: str) -> Stream[R]:
         """Only what calls of this name write, in all branches, as it comes; `chunk.node` says which call."""
@@ -428,7 +428,7 @@ class Stream(Generic[R]):
             self._leave()
             await text.aclose()
 
-    def _follow(self) -> Following:
+    def _follow(self) -> TranscriptReader:
         with self._beginning:
             if self._following is not None:
                 raise ProgramError(

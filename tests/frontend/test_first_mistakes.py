@@ -9,7 +9,7 @@ import pytest
 
 from sglang_dsl import RunOptions, assistant_begin, gen, program, tool, user
 from sglang_dsl.errors import BranchError, ProgramError, RoleError, SpecError
-from sglang_dsl.frontend.outputs import Partly, output_of
+from sglang_dsl.frontend.outputs import PartialOutput, output_of
 from sglang_dsl.testing import cut_off, mock
 
 
@@ -189,6 +189,6 @@ def test_partial_output_of_a_typed_call_is_its_text():
 def test_partial_text_is_never_made_into_a_value(wanted, data, read):
     convert = output_of(wanted).convert
     assert convert is not None
-    found = Partly(convert)(data)
+    found = PartialOutput(convert)(data)
     assert found == read
     assert type(found) is type(read)

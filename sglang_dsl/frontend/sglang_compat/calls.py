@@ -17,9 +17,20 @@ from ...ir.execution import ChoiceScore, Meta, Outcome, TokenScore
 from ...ir.nodes import Operation, Piece, Reasoning, Reference
 from ...ir.specs import SelectMethod
 from .. import primitives
-from ..bindings import Bound, Convert, Gathered
+from ..bindings import Convert, JoinBinding, NodeBinding
 from ..call_sites import caller_origin
-from ..expressions import Chain, Deferred, Expression, Generation, Handle, Picture, Selection, Turn, TurnBegin, TurnEnd
+from ..expressions import (
+    Chain,
+    Deferred,
+    Expression,
+    Generation,
+    Handle,
+    Image,
+    Selection,
+    TurnBegin,
+    TurnEnd,
+    WholeTurn,
+)
 
 token_length_normalized: SelectMethod = "mean"
 greedy_token_selection: SelectMethod = "greedy"
@@ -107,9 +118,9 @@ class SglGen(Deferred[Any]):
         """Our call, with the run's defaults."""
         return self._made(run_sampling.get())
 
-    def follows(self, bound: Bound) -> Iterator[Piece | tuple[Handle[Any], Bound]]:
+    def follows(self, bound: NodeBinding) -> Iterator[Piece | tuple[Handle[Any], NodeBinding]]:
         """The first of n samples, with which the text goes on; and the name of its reasoning part, if it has one."""
-        if isinstance(bound, Gathered):
+        if isinstance(bound, JoinBinding):
             yield Reference(bound.node_id, (Operation("item", (0,)),))
         if self.reasoning is not None and self.name is not None:
             part: Generation[str] = Generation(f"{self.name}_reasoning_content", {}, convert=None, check=None, n=None)
@@ -132,7 +143,7 @@ class SglGen(Deferred[Any]):
         return Generation(self.name, fields, convert=self._convert, check=None, n=made.n, given=made.given)
 
 
-class ReasoningPart(Bound):
+class ReasoningPart(NodeBinding):
     """The reasoning in front of a call's answer. `begin`: the marker that opens it."""
 
     __slots__ = ("begin",)
@@ -216,7 +227,7 @@ def select(
     return primitives.select(name, choices or (), method=choices_method)
 
 
-def image(source: Any) -> Picture:
+def image(source: Any) -> Image:
     """An image; no backend of this version takes one."""
     return primitives.image(source)
 
@@ -244,29 +255,29 @@ def _apart(expression: Any, markers: Reasoning) -> Any:
             return expression.with_reasoning(markers)
         case Chain(parts=parts):
             return Chain(tuple(_apart(part, markers) for part in parts))
-        case Turn(role=role, content=content):
-            return Turn(role, tuple(_apart(part, markers) for part in content))
+        case WholeTurn(role=role, content=content):
+            return WholeTurn(role, tuple(_apart(part, markers) for part in content))
         case list() | tuple():
             return Chain(tuple(_apart(part, markers) for part in expression))
     return expression
 
 
-def system(expr: Any = None) -> Turn:
+def system(expr: Any = None) -> WholeTurn:
     """A system turn."""
     return _turn("system", expr)
 
 
-def user(expr: Any = None) -> Turn:
+def user(expr: Any = None) -> WholeTurn:
     """A user turn."""
     return _turn("user", expr)
 
 
-def assistant(expr: Any = None) -> Turn:
+def assistant(expr: Any = None) -> WholeTurn:
     """An assistant turn."""
     return _turn("assistant", expr)
 
 
-def _turn(role: str, expr: Any) -> Turn:
+def _turn(role: str, expr: Any) -> WholeTurn:
     return primitives.role(role) if expr is None else primitives.role(role, expr)
 
 

@@ -18,10 +18,10 @@ from ...ir.execution import Executor, Meta
 from ...ir.graph import Graph
 from ...ir.specs import JoinMode, RunOptions
 from ..batch import Call, run_all
-from ..bindings import Given
+from ..bindings import ManualBinding
 from ..branches import Forked, JoinRequest, fork
 from ..call_sites import Site, Sites, caller_origin
-from ..expressions import Chain, Turn
+from ..expressions import Chain, WholeTurn
 from ..program import Program
 from ..session import Result, settled, use
 from ..state import NamedSpan, OpenTurn, State, cursor_of
@@ -74,7 +74,7 @@ class ProgramState:
     def _turn(self, role: str, expr: Any, site: Site) -> Any:
         if expr is None:
             return OpenTurn(self._cursor, role, site)
-        self._say(Turn(role, (expr,)), site)
+        self._say(WholeTurn(role, (expr,)), site)
         return Chain(())  # so that `s += s.user("x")`, which tutorials show, appends the turn once
 
     def var_scope(self, name: str) -> NamedSpan:
@@ -98,7 +98,7 @@ class ProgramState:
 
     def set_var(self, name: str, value: Any) -> None:
         """Give a name a value by hand."""
-        self._cursor.rebind(name, Given(value, name))
+        self._cursor.rebind(name, ManualBinding(value, name))
 
     def get_meta_info(self, name: str) -> dict[str, Any]:
         """Counts, finish reason and log-probabilities of a call, under SGLang's keys."""

@@ -18,7 +18,7 @@ from ...ir.graph import Graph
 from ...ir.nodes import Constant, Expression, Gen, Input, Json, Loop, Map, Node, Reference, Return, Select, Switch, Tool
 from ...ir.outcome import Said
 from ...ir.semantics import is_among, taken_by
-from ..bindings import Bindings, Bound, Gathered, Local, Span
+from ..bindings import Bindings, JoinBinding, LocalBinding, NodeBinding, SpanBinding
 from ..call_sites import Site
 from ..cursor import Body, Cursor, Line
 from ..data import MENTIONS, json_constant
@@ -36,18 +36,18 @@ _PLAIN: dict[type, Shape] = {
 }  # fmt: skip
 
 
-def value_of(path: Walk, bound: Bound) -> Any:
+def value_of(path: Walk, bound: NodeBinding) -> Any:
     """The stand-in for what is bound."""
     return _at(path, Reference(bound.node_id), bound)
 
 
-def _at(path: Walk, reference: Reference, bound: Bound) -> Any:
-    if isinstance(bound, Gathered):
+def _at(path: Walk, reference: Reference, bound: NodeBinding) -> Any:
+    if isinstance(bound, JoinBinding):
         return _gathered(path, reference, bound)
     return path.trace.member(reference, shape_of(path, bound))
 
 
-def _gathered(path: Walk, reference: Reference, bound: Gathered) -> Any:
+def _gathered(path: Walk, reference: Reference, bound: JoinBinding) -> Any:
     match bound.mode:
         case "all":
             return _list(path, reference, bound)
@@ -61,36 +61,36 @@ def _gathered(path: Walk, reference: Reference, bound: Gathered) -> Any:
     )
 
 
-def _list(path: Walk, reference: Reference, bound: Gathered) -> list[Any]:
+def _list(path: Walk, reference: Reference, bound: JoinBinding) -> list[Any]:
     """A real list: how many branches there are is known."""
     found: list[Any] = []
     for index, part in enumerate(bound.parts[branch] for branch in bound.listed(())):
         item = after(reference, "item", index)
-        if index in bound.spliced and isinstance(part, Gathered):
+        if index in bound.spliced and isinstance(part, JoinBinding):
             found.extend(_part(path, after(item, "item", j), leaf) for j, leaf in enumerate(part.leaves))
         else:
             found.append(_part(path, item, part))
     return found
 
 
-def _part(path: Walk, reference: Reference, part: Bound | None) -> Any:
+def _part(path: Walk, reference: Reference, part: NodeBinding | None) -> Any:
     return MISSING if part is None else _at(path, reference, part)
 
 
-def _any_part(path: Walk, reference: Reference, bound: Gathered) -> Any:
+def _any_part(path: Walk, reference: Reference, bound: JoinBinding) -> Any:
     """A value of one branch, whichever it is: they have to be alike."""
     parts = [part for part in bound.parts if part is not None]
     shapes = {repr(shape_of(path, part)) for part in parts}
-    if len(shapes) != 1 or any(isinstance(part, Gathered) for part in parts):
+    if len(shapes) != 1 or any(isinstance(part, JoinBinding) for part in parts):
         path.stop("branches of different kinds were joined, and which one wins only a run can say", reference)
     return _at(path, reference, parts[0])
 
 
-def shape_of(path: Walk, bound: Bound) -> Shape:
+def shape_of(path: Walk, bound: NodeBinding) -> Shape:
     """What is known of a bound value."""
-    if isinstance(bound, Span):
+    if isinstance(bound, SpanBinding):
         return TEXT
-    if isinstance(bound, Local):
+    if isinstance(bound, LocalBinding):
         return JSON
     node: Node = path.graph[bound.node_id]
     match node:
@@ -134,7 +134,7 @@ def _of_result(function: Callable[..., Any] | None, convert: Callable[[Any], Any
 
 
 def follow_switch(
-    path: Walk, cursor: Cursor, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site
+    path: Walk, cursor: Cursor, bound: NodeBinding, arms: Mapping[Any, Body], default: Body | None, site: Site
 ) -> Any:
     """Decide which arm this run takes, and take it."""
     on = Reference(bound.node_id)
@@ -315,7 +315,7 @@ def _shape(value: Any) -> Shape:
     return JSON
 
 
-class _Inside(Local):
+class _Inside(LocalBinding):
     """A name that the body of a loop binds: which round's value it has only a run can say."""
 
     __slots__ = ("_path",)

@@ -31,7 +31,7 @@ from ...ir.nodes import (
     Select,
     Text,
 )
-from ..bindings import Bound, Local, Span
+from ..bindings import LocalBinding, NodeBinding, SpanBinding
 from ..call_sites import Site, Sites, user_origin
 from ..cursor import Body, Cursor, Find
 from ..data import Writer, json_constant, object_constant
@@ -138,16 +138,16 @@ class Path:
             pairs.append((name, expression))
         return DictOf(tuple(pairs)), None
 
-    def read(self, bound: Bound, timeout_s: float | None = None) -> Any:
+    def read(self, bound: NodeBinding, timeout_s: float | None = None) -> Any:
         """A stand-in."""
-        if isinstance(bound, Local):
+        if isinstance(bound, LocalBinding):
             value = bound.resolve(self.outcome)
-            return self.trace.compound(value) if isinstance(bound, Span) else value
+            return self.trace.compound(value) if isinstance(bound, SpanBinding) else value
         self._go_on()
         self.questioned = True
         return value_of(self, bound)
 
-    async def aread(self, bound: Bound) -> Any:
+    async def aread(self, bound: NodeBinding) -> Any:
         """A stand-in."""
         return self.read(bound)
 
@@ -162,7 +162,9 @@ class Path:
         """What can be said of it."""
         return Unfinished(self, self.graph[node_id])
 
-    def switch(self, cursor: Cursor, bound: Bound, arms: Mapping[Any, Body], default: Body | None, site: Site) -> Any:
+    def switch(
+        self, cursor: Cursor, bound: NodeBinding, arms: Mapping[Any, Body], default: Body | None, site: Site
+    ) -> Any:
         """Every arm in a run of its own: what the arms append becomes a Switch like that of an `if`."""
         self.questioned = True
         return follow_switch(self, cursor, bound, arms, default, site)
@@ -415,7 +417,7 @@ def _text_of(path: Path, node: Node) -> Any:
         parts = (path.trace.tag(p) if isinstance(p, Reference) else p.text for p in node.pieces)
         return path.trace.compound("".join(parts))
     if isinstance(node, Select) or (isinstance(node, Gen) and node.decode == "text"):
-        return value_of(path, Bound(node.id))
+        return value_of(path, NodeBinding(node.id))
     return path.stop(f"the text of a {node.kind} is known to the model's template, or to the run, only")
 
 

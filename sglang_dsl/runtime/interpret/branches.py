@@ -15,7 +15,7 @@ from .entries import Entry, said_by
 from .machine import Machine
 from .prompts import entries_between
 from .user_calls import UserCalls, keep_context
-from .user_code import Answer
+from .user_code import UserCallResult
 
 
 def begin_fork(machine: Machine, entry: Entry) -> None:
@@ -141,18 +141,18 @@ class Race:
         """Have the program's own key called for each branch, then see whose is the highest."""
         what = f"the key of the join of {self.join.name or self.join.fork!r}"
 
-        def ranked(answers: Sequence[Answer]) -> None:
+        def ranked(answers: Sequence[UserCallResult]) -> None:
             failed = next((answer for answer in answers if answer.error is not None), None)
             if failed is not None:
                 self._end(self.count.key_failed(failed.said, failed.error))
                 return
             ranks = [answer.value for answer in answers]
             if all(type(rank) in (int, float, bool) for rank in ranks):
-                won([Answer(_highest(ranks))])
+                won([UserCallResult(_highest(ranks))])
             else:  # comparing objects of the user's is user code, too
                 UserCalls(self.machine, self.entry, [partial(_highest, ranks)], won, what=what).begin()
 
-        def won(answers: Sequence[Answer]) -> None:
+        def won(answers: Sequence[UserCallResult]) -> None:
             index, error, said = answers[0]
             if error is not None:
                 self._end(self.count.key_failed(said, error))

@@ -17,12 +17,12 @@ from ...ir.semantics import evaluate
 from ...ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec
 from ..schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequest, ScoreResult
 from .answers import checked_at_once, judged, prepare, value_of
-from .entries import Entry, Produced, call_seed
+from .entries import CallOutput, Entry, call_seed
 from .machine import Machine
-from .prompts import Model, Prompt
+from .prompts import Prompt, TargetPrompts
 from .requests import best, check_heal, distinct, equal_work, healed, scored, send
 from .user_calls import UserCalls, keep_context
-from .user_code import Answer
+from .user_code import UserCallResult
 
 THINKING = Reasoning()  # the markers of templates that open a block of thoughts themselves
 KEPT_PART = 4  # of `max_tokens`, a quarter is kept for the answer after thoughts that do not end
@@ -61,7 +61,7 @@ def check_select(machine: Machine, entry: Entry) -> None:
     distinct([choice if isinstance(choice, str) else "..." for choice in select.choices])
 
 
-def model_of(machine: Machine, call: Gen | Select) -> Model:
+def model_of(machine: Machine, call: Gen | Select) -> TargetPrompts:
     """The model a call names. Raises SpecError listing the aliases there are."""
     if call.model in machine.models:
         return machine.models[call.model]
@@ -285,7 +285,7 @@ class GenCall(_Call):
         else:
             self._accepted(result, text, value, None)
 
-    def _judged(self, result: GenerateResult, text: str, answers: Sequence[Answer]) -> None:
+    def _judged(self, result: GenerateResult, text: str, answers: Sequence[UserCallResult]) -> None:
         answer, error, said = answers[0]
         if error is None:
             value, accepted = answer
@@ -311,7 +311,7 @@ class GenCall(_Call):
         if self.gen.retries and text:
             self.machine.emit(Event(kind="text", node_id=self.entry.id, text=text, at_s=self.machine.now()))
         ids = self.lead + tuple(result.token_ids)
-        self.entry.produced = Produced(self.target, ids, text, result.tail_text, healed=self.healed is not None)
+        self.entry.produced = CallOutput(self.target, ids, text, result.tail_text, healed=self.healed is not None)
         torn = result.torn
         if torn is not None and torn.head and not self._goes_on_inside_a_character():
             torn = Torn(b"", torn.tail) if torn.tail else None
@@ -412,5 +412,5 @@ class SelectCall(_Call):
 
     def _choose(self, index: int, meta: Meta) -> None:
         text = self.choices[index]
-        self.entry.produced = Produced(self.target, self.unthinking + tuple(self.ids[index]), text)
+        self.entry.produced = CallOutput(self.target, self.unthinking + tuple(self.ids[index]), text)
         self.machine.finish(self.entry, Outcome(value=text, text=text, meta=meta))

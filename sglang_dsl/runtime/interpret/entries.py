@@ -35,7 +35,7 @@ Status: TypeAlias = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
+class LeaseClaim:
     """One branch's share in the lease of its fork's prompt.
 
     It is spent by the branch's first call, or by a fork below that takes a lease of its own; it is given back when the
@@ -48,8 +48,8 @@ class Claim:
     spent: bool = False
 
 
-class Race(Protocol):
-    """A join that is not decided yet (`branches.Race`)."""
+class UndecidedJoin(Protocol):
+    """A join that is not decided yet (`branches.Race` is one)."""
 
     def awaits(self) -> Iterator[int]:
         """The branches whose end may still matter to it."""
@@ -82,12 +82,12 @@ class Entry:
     on_done: list[Entry] = field(default_factory=list)
     watchers: list[Callable[[Entry], None]] = field(default_factory=list)
     lineage: Lineage | None = None
-    claim: Claim | None = None
-    claims: dict[int, Claim] = field(default_factory=dict)  # forks: by branch
+    claim: LeaseClaim | None = None
+    claims: dict[int, LeaseClaim] = field(default_factory=dict)  # forks: by branch
     lease: tuple[Target, LeaseId] | None = None  # forks
-    races: list[Race] = field(default_factory=list)  # forks: joins of it that are not decided
+    races: list[UndecidedJoin] = field(default_factory=list)  # forks: joins of it that are not decided
     pieces: tuple[TextPiece, ...] = ()  # texts
-    produced: Produced | None = None  # gens and selects
+    produced: CallOutput | None = None  # gens and selects
     variables: Context | None = None  # of the statement, where user code is called
     order: int = -1  # the how-manieth to end in its run
     turns: Turns = NO_TURNS  # of its path, as far as its nodes say; without their text
@@ -137,7 +137,7 @@ _DOOR = Node(id="")
 
 
 @dataclass(frozen=True, slots=True)
-class Produced:
+class CallOutput:
     """What a call appended: its ids after the seam under `target`, `tail_text` beyond them, and the whole text.
 
     healed: the ids stand in for the prompt's last token, too.
@@ -231,18 +231,18 @@ class Leases:
         for claim in fork.claims.values():
             self.settle(claim)
 
-    def claim(self, fork: Entry, branch: int) -> Claim:
+    def claim(self, fork: Entry, branch: int) -> LeaseClaim:
         """The claim of one branch."""
-        return fork.claims.setdefault(branch, Claim(fork))
+        return fork.claims.setdefault(branch, LeaseClaim(fork))
 
-    def spend(self, claim: Claim, target: Target) -> LeaseId | None:
+    def spend(self, claim: LeaseClaim, target: Target) -> LeaseId | None:
         """The lease that a call to `target` has to name, if it is the first of the branch whose claim this is; else None."""
         if claim.spent or claim.fork.lease is None or claim.fork.lease[0] is not target:
             return None
         claim.spent = True
         return claim.fork.lease[1]
 
-    def settle(self, claim: Claim) -> None:
+    def settle(self, claim: LeaseClaim) -> None:
         """Give a claim back once nothing can spend it any more."""
         if claim.closed and claim.spenders == 0:
             self._give_back(claim)
@@ -272,7 +272,7 @@ class Leases:
                 self.post(partial(target.release, lease))
         self.forks.clear()
 
-    def _give_back(self, claim: Claim) -> None:
+    def _give_back(self, claim: LeaseClaim) -> None:
         if claim.spent or claim.fork.lease is None:
             return
         claim.spent = True
@@ -280,8 +280,8 @@ class Leases:
         self.post(partial(target.release, lease, 1))
 
 
-class Caller(Protocol):
-    """What a flight tells a call, inside a turn, as long as its entry has not ended."""
+class WaitingCall(Protocol):
+    """What a request in flight tells a call, inside a turn, as long as its entry has not ended."""
 
     entry: Entry
 
@@ -292,16 +292,16 @@ class Caller(Protocol):
         """Text was released."""
 
 
-class Awaited(Sink, Protocol):
+class JoinableRequest(Sink, Protocol):
     """A request that calls wait for, and others may join."""
 
-    waiting: dict[Entry, tuple[Caller, Callable[[Any], None]]]  # who still waits for it
+    waiting: dict[Entry, tuple[WaitingCall, Callable[[Any], None]]]  # who still waits for it
 
     @property
     def usable(self) -> bool:
         """Whether another call may join."""
 
-    def join(self, caller: Caller, done: Callable[[Any], None]) -> None:
+    def join(self, caller: WaitingCall, done: Callable[[Any], None]) -> None:
         """Wait for the result, too."""
 
 
@@ -346,7 +346,7 @@ class Budget:
 
 
 @dataclass(slots=True)
-class Tally:
+class UsageTotals:
     """Running totals. Owner: the run's Machine. Every attempt counts."""
 
     calls: int = 0

@@ -64,7 +64,7 @@ class EventLog:
 _log = logging.getLogger(__name__)
 
 
-class Outbox:
+class CallbackQueue:
     """A queue that whoever flushes first drains, for all threads.
 
     Calls to a target, futures and listeners can call back into the run; so they are posted under the run's lock and

@@ -6,7 +6,7 @@ Signals between entries:
     value   --done----> who mentions it     data and control edges
     failure ----------> both, at once       the first cause, unchanged
 
-All methods run inside a `turn`, under the run's one lock, and never wait. What has to happen outside goes to the Outbox.
+All methods run inside a `turn`, under the run's one lock, and never wait. What has to happen outside goes to the CallbackQueue.
 What a kind of node *does* stands in the other files of this folder; `run.py` lists them.
 """
 
@@ -29,21 +29,21 @@ from ...ir.semantics import Lookup
 from ..schedule.request import BranchOrder, Lineage, Request, Sink
 from .entries import (
     SEED_BITS,
-    Awaited,
     Budget,
     Entry,
+    JoinableRequest,
     Leases,
     Scope,
-    Tally,
+    UsageTotals,
     longest_path,
     passes_through,
 )
-from .events import EventLog, Outbox
+from .events import CallbackQueue, EventLog
 from .target import Target
 from .user_code import Alarm, UserCode
 
 if TYPE_CHECKING:
-    from .prompts import Model
+    from .prompts import TargetPrompts
 
 PATIENCE_S = 0.5  # how long a run that is over waits for requests that were cancelled to end
 
@@ -52,7 +52,7 @@ EXACTLY_FORESEEN = 64  # entries of a run up to which every new one is looked at
 Begin: TypeAlias = "Callable[[Machine, Entry], None]"
 
 
-class Kinds(NamedTuple):
+class KindHandlers(NamedTuple):
     """Per node class: what to check when an entry is taken in (raises DslError), and what to do when it begins."""
 
     check: Mapping[type[Node], Begin]
@@ -68,7 +68,12 @@ class Machine:
     """
 
     def __init__(
-        self, spec: RunSpec, models: Mapping[str | None, Model], kinds: Kinds, *, share_equal: bool = True
+        self,
+        spec: RunSpec,
+        models: Mapping[str | None, TargetPrompts],
+        kinds: KindHandlers,
+        *,
+        share_equal: bool = True,
     ) -> None:
         self.spec = spec
         self.run_id = uuid.uuid4().hex[:16]
@@ -81,7 +86,7 @@ class Machine:
         self._lineage = Lineage(batch.batch_id, batch.index, batch.size)
         self.entries: dict[str, Entry] = {}
         self.events = EventLog()
-        self.tally = Tally()
+        self.totals = UsageTotals()
         self.error: Exception | None = None
         self.unended = 0
         self._clock = self.default.target.now
@@ -90,14 +95,16 @@ class Machine:
         self.share_equal = share_equal
         self._kinds = kinds
         self._lock = threading.Lock()
-        self._outbox = Outbox()
+        self._outbox = CallbackQueue()
         self.post = self._outbox.post  # has something done outside the run's lock
         self._ready: deque[Entry] = deque()
         self._ended: deque[Entry] = deque()  # with watchers that are not told yet
         self._critical_tokens: dict[Entry, int] = {}  # what holds for the first `_foreseen` entries
         self._foreseen = 0
-        self.requests: dict[Target, list[tuple[Request, Awaited]]] = {}  # they go out together at the end of `settle`
-        self.flights: dict[Hashable, Awaited] = {}
+        self.requests: dict[
+            Target, list[tuple[Request, JoinableRequest]]
+        ] = {}  # they go out together at the end of `settle`
+        self.equal_requests: dict[Hashable, JoinableRequest] = {}
         self.leases = Leases(self.post)
         self.pure_calls: dict[tuple[str, Hashable], Entry] = {}  # (tool, what its arguments are)
         self._user_code: UserCode | None = None
@@ -259,11 +266,11 @@ class Machine:
                 entry.status = "running"
                 self.attempt(entry, partial(self._kinds.begin[type(entry.node)], self, entry))
         for target, requests in self.requests.items():
-            for request, flight in requests:
-                if not flight.waiting:  # all who asked fell in this very turn
+            for request, in_flight in requests:
+                if not in_flight.waiting:  # all who asked fell in this very turn
                     self.in_flight -= 1
                     self.leases.unspend(target, request)
-            wanted = [(request, flight) for request, flight in requests if flight.waiting]
+            wanted = [(request, in_flight) for request, in_flight in requests if in_flight.waiting]
             if wanted:
                 self.post(partial(self._submit, target, wanted))
         self.requests.clear()

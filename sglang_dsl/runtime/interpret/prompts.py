@@ -21,15 +21,15 @@ from ...ir.nodes import Fork, Gen, Join, Map, RoleBegin, RoleEnd, Select, Text, 
 from ...ir.specs import ConstraintSpec
 from ..cache.keys import TokenIds
 from ..text.tokenizer import MEASURED_FIRST, TextModel, TextPiece, Turns, check_fits, with_bos
-from .entries import NO_TURNS, Entry, Produced
+from .entries import NO_TURNS, CallOutput, Entry
 from .target import Target
 
 
-class Pending(NamedTuple):
+class PendingText(NamedTuple):
     """A piece of text behind those that wait to be encoded with it."""
 
     piece: TextPiece
-    before: Pending | None
+    before: PendingText | None
     length: int = 0  # characters of content, up to here
 
 
@@ -38,7 +38,7 @@ class Prompt:
     """`ids`: up to the last seam. `pending`: the text since then, not encoded yet. `turns`: the conversation so far."""
 
     ids: TokenIds = field(default_factory=TokenIds)
-    pending: Pending | None = None
+    pending: PendingText | None = None
     turns: Turns = NO_TURNS
 
     @property
@@ -62,7 +62,7 @@ class Prompter:
         for piece in pieces:
             if piece.text:
                 length = len(piece.text) + (pending.length if pending else 0)
-                pending = Pending(piece, pending, length)
+                pending = PendingText(piece, pending, length)
                 turns = turns if turns.closed else turns.said(piece.text)
         return Prompt(prompt.ids, pending, turns)
 
@@ -89,7 +89,7 @@ class Prompter:
         if prompt.pending is None:
             return prompt
         pieces: list[TextPiece] = []
-        at: Pending | None = prompt.pending
+        at: PendingText | None = prompt.pending
         while at is not None:
             pieces.append(at.piece)
             at = at.before
@@ -146,10 +146,10 @@ def _mark(prompt: Prompt, marker: str) -> Prompt:
     if not marker:
         return prompt
     length = prompt.pending.length if prompt.pending else 0
-    return Prompt(prompt.ids, Pending(TextPiece(marker, control=True), prompt.pending, length), prompt.turns)
+    return Prompt(prompt.ids, PendingText(TextPiece(marker, control=True), prompt.pending, length), prompt.turns)
 
 
-class Model:
+class TargetPrompts:
     """A target and the prompt after each entry, computed once per entry. Owner: the run's Machine."""
 
     def __init__(self, target: Target, user_key: str) -> None:
@@ -223,7 +223,7 @@ class Model:
         made_of_it = anchor in self._seams and self.prompt_after(anchor) is prompt
         return self._seams[anchor] if made_of_it else self.prompter.seam(prompt)
 
-    def _append(self, prompt: Prompt, produced: Produced) -> Prompt:
+    def _append(self, prompt: Prompt, produced: CallOutput) -> Prompt:
         if produced.target is self.target:
             if produced.healed:
                 prompt = replace(prompt, ids=TokenIds(prompt.ids.tokens()[:-1]))

@@ -44,7 +44,7 @@ def begin_switch(machine: Machine, entry: Entry) -> None:
     if index is None:
         raise GraphError(f"no arm of switch {entry.id!r} takes the value {value!r}", hint="give it a default arm")
     arm = switch.arms[index]
-    body = Body(machine, entry, arm.graph, str(index), entry.context)
+    body = SubgraphRun(machine, entry, arm.graph, str(index), entry.context)
     body.run(arm.result, lambda value, last: _finish_region(machine, entry, value, last, body.said(last)))
 
 
@@ -79,7 +79,7 @@ def begin_map(machine: Machine, entry: Entry) -> None:
     if not items:
         machine.finish(entry, Outcome(value=[]))
     for index, item in enumerate(items):
-        body = Body(machine, entry, node.body, str(index), entry)
+        body = SubgraphRun(machine, entry, node.body, str(index), entry)
         body.scope.bound[node.item] = item
         body.door.claim = machine.leases.claim(entry, index)
         body.door.lineage = Lineage(entry.id, index, len(items), entry.lineage)
@@ -98,7 +98,7 @@ def _iterate(
     machine: Machine, entry: Entry, loop: Loop, iteration: int, stands_at: Entry | None, said: PathText
 ) -> None:
     """One more iteration. `said`: by those before."""
-    body = Body(machine, entry, loop.body, str(iteration), stands_at)
+    body = SubgraphRun(machine, entry, loop.body, str(iteration), stands_at)
 
     def ended(value: Any, last: Entry) -> None:
         stop = loop.until is not None and same(evaluate(loop.until, body.lookup), loop.stop_value)
@@ -119,7 +119,7 @@ def _finish_region(machine: Machine, entry: Entry, value: Any, last: Entry, said
     machine.finish(entry, Outcome(value=value, text=said.text, torn=said.torn))
 
 
-class Body:
+class SubgraphRun:
     """One execution of a sub-graph. `stands_at`: the entry whose text its roots continue."""
 
     def __init__(self, machine: Machine, region: Entry, graph: Graph, label: str, stands_at: Entry | None) -> None:

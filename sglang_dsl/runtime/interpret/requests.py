@@ -39,13 +39,13 @@ from ..cache.keys import TokenIds, alike
 from ..constrain.regex import literal
 from ..schedule.request import GenerateRequest, GenerateResult, Request, Result, ScoreResult
 from ..text.tokenizer import Tokenizer
-from .entries import Awaited, Caller, Entry
+from .entries import Entry, JoinableRequest, WaitingCall
 from .machine import Machine
 from .target import Target
 
 
 @dataclass(slots=True, eq=False)
-class Flight:
+class InFlightRequest:
     """Implements `Sink` for one request. Owner: the run's Machine; the sink's methods begin a turn.
 
     waiting: who waits for it, and what each wants to be called with. `_said`: what was shown of it so far. `_counted_tokens`: those
@@ -55,7 +55,7 @@ class Flight:
     _machine: Machine
     _target: Target
     _request: Request
-    waiting: dict[Entry, tuple[Caller, Callable[[Any], None]]] = field(default_factory=dict)
+    waiting: dict[Entry, tuple[WaitingCall, Callable[[Any], None]]] = field(default_factory=dict)
     _started: bool = False
     _said: str = ""
     _result: Result | None = None
@@ -67,7 +67,7 @@ class Flight:
         """Whether another call may join: it waits for an end that others wait for, or there is a result."""
         return bool(self.waiting) or self._result is not None
 
-    def join(self, caller: Caller, done: Callable[[Any], None]) -> None:
+    def join(self, caller: WaitingCall, done: Callable[[Any], None]) -> None:
         """Wait for the result; what was missed so far is told at once."""
         entry = caller.entry
         self.waiting[entry] = (caller, done)
@@ -77,8 +77,8 @@ class Flight:
         if self._said:
             caller.on_text(self._said)
         if self._result is not None:
-            self._machine.tally.share(self._result)
-            self._land(entry, _for_free(self._result))
+            self._machine.totals.share(self._result)
+            self._deliver(entry, _for_free(self._result))
 
     def started(self) -> None:
         """See `Sink`."""
@@ -99,7 +99,7 @@ class Flight:
     def lost(self, tokens: int) -> None:
         """See `Sink`."""
         with self._machine.turn():
-            self._machine.tally.lose(tokens)
+            self._machine.totals.lose(tokens)
 
     def done(self, result: Result | Exception) -> None:
         """See `Sink`."""
@@ -113,15 +113,15 @@ class Flight:
                     self._machine.fail(entry, result.at(entry.node.origin) if isinstance(result, DslError) else result)
                 return
             self._result = result
-            self._machine.tally.add(result)
+            self._machine.totals.add(result)
             for place, entry in enumerate(tuple(self.waiting)):
                 if place:
-                    self._machine.tally.share(result)
-                self._land(entry, _for_free(result) if place else result)
+                    self._machine.totals.share(result)
+                self._deliver(entry, _for_free(result) if place else result)
             if isinstance(result, GenerateResult):
                 self._machine.spend_tokens(result.generated_tokens - self._counted_tokens)
 
-    def _land(self, entry: Entry, result: Result) -> None:
+    def _deliver(self, entry: Entry, result: Result) -> None:
         _, done = self.waiting.pop(entry)
         entry.stop = None
         self._machine.attempt(entry, partial(done, result))
@@ -134,7 +134,7 @@ class Flight:
 
 def send(
     machine: Machine,
-    caller: Caller,
+    caller: WaitingCall,
     target: Target,
     request: Request,
     done: Callable[[Any], None],
@@ -147,16 +147,16 @@ def send(
         equal: what has to be the same for two requests to be one; None: this one is always its own.
     """
     key = None if equal is None else (target, equal)
-    equal_one: Awaited | None = None if key is None else machine.flights.get(key)
+    equal_one: JoinableRequest | None = None if key is None else machine.equal_requests.get(key)
     if equal_one is not None and equal_one.usable:
         machine.leases.unspend(target, request)
         equal_one.join(caller, done)
         return
-    flight = Flight(machine, target, request)
+    in_flight = InFlightRequest(machine, target, request)
     if key is not None:
-        machine.flights[key] = flight
-    flight.join(caller, done)
-    machine.requests.setdefault(target, []).append((request, flight))
+        machine.equal_requests[key] = in_flight
+    in_flight.join(caller, done)
+    machine.requests.setdefault(target, []).append((request, in_flight))
     machine.in_flight += 1
 
 
@@ -178,7 +178,7 @@ def _for_free(result: Result) -> Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Healed:
+class HealedPrompt:
     """A call without its prompt's last token. `text`: what the output has to begin with, and is not part of it."""
 
     prompt_ids: TokenIds
@@ -196,7 +196,7 @@ def check_heal(gen: Gen) -> None:
         )
 
 
-def healed(gen: Gen, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> Healed | None:
+def healed(gen: Gen, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> HealedPrompt | None:
     """The healed call, or None where there is nothing to heal.
 
     That is so where the last token is the only one, is a control token or a part of a character, or where a stop could
@@ -211,7 +211,7 @@ def healed(gen: Gen, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> Healed 
         return None
     if not text or gen.sampling.stop_regex or any(_touches(text, stop) for stop in gen.sampling.stop):
         return None
-    return Healed(TokenIds(prompt_ids[:-1]), text, _behind(text, gen.constraint))
+    return HealedPrompt(TokenIds(prompt_ids[:-1]), text, _behind(text, gen.constraint))
 
 
 def _behind(text: str, constraint: ConstraintSpec | None) -> ConstraintSpec:

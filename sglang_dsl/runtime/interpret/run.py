@@ -36,8 +36,8 @@ from ...ir.nodes import (
 from ...ir.record import RunRecord, plain_options
 from .branches import begin_fork, begin_join, check_fork, check_join
 from .calls import begin_gen, begin_select, check_gen, check_select
-from .machine import Kinds, Machine
-from .prompts import Model
+from .machine import KindHandlers, Machine
+from .prompts import TargetPrompts
 from .regions import begin_loop, begin_map, begin_switch, check_region, last_of, said_up_to
 from .target import Target
 from .texts import begin_input, begin_return, begin_role, begin_text, check_input, check_role, check_text, refuse_break
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
 
-KINDS = Kinds(
+KINDS = KindHandlers(
     check={
         Text: check_text,
         RoleBegin: check_role,
@@ -94,7 +94,7 @@ def record_of(machine: Machine) -> RunRecord:
         graph=Graph((e.node for e in entries if e.scope is machine.root), name=machine.spec.program).freeze(),
         outcomes={entry.id: entry.outcome for entry in entries if entry.outcome is not None},
         errors={entry.id: entry.error for entry in entries if entry.error is not None},
-        usage=machine.tally.usage(machine.now()),
+        usage=machine.totals.usage(machine.now()),
         error=machine.error,
         options=plain_options(machine.spec.options),
         versions=_versions(machine),
@@ -125,7 +125,7 @@ class InterpretedRun:
 
     def __init__(self, spec: RunSpec, targets: Mapping[str | None, Target], *, share_equal: bool = True) -> None:
         give_way()
-        models = {alias: Model(target, spec.options.namespace) for alias, target in targets.items()}
+        models = {alias: TargetPrompts(target, spec.options.namespace) for alias, target in targets.items()}
         self._machine = Machine(spec, models, KINDS, share_equal=share_equal)
         self._summary: Future[RunSummary] = Future()
         self._summary.set_running_or_notify_cancel()
@@ -231,7 +231,7 @@ class InterpretedRun:
         machine = self._machine
         own = [entry for entry in machine.entries.values() if entry.scope.outer is None]
         summary = RunSummary(
-            usage=machine.tally.usage(machine.now()),
+            usage=machine.totals.usage(machine.now()),
             seed=machine.seed,
             error=machine.error,
             text=said_up_to(last_of(own)).text,

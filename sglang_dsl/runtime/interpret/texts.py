@@ -19,7 +19,7 @@ from ..text.tokenizer import MEASURED_FIRST, TextPiece
 from .entries import Entry
 from .machine import Machine
 from .user_calls import UserCalls, keep_context
-from .user_code import Answer
+from .user_code import UserCallResult
 
 
 def say(piece: Piece, lookup: Lookup) -> TextPiece:
@@ -73,7 +73,7 @@ def begin_text(machine: Machine, entry: Entry) -> None:
         _finish_text(machine, entry, _said(text, lookup))
         return
 
-    def answered(answers: Sequence[Answer]) -> None:
+    def answered(answers: Sequence[UserCallResult]) -> None:
         pieces, error, said = answers[0]
         if isinstance(error, DslError):
             raise error

@@ -22,7 +22,7 @@ from ...ir.semantics import evaluate, key_of
 from .entries import Entry
 from .machine import Machine
 from .user_calls import UserCalls, keep_context
-from .user_code import Answer
+from .user_code import UserCallResult
 
 IDEMPOTENT_ATTEMPTS = 3
 
@@ -44,7 +44,7 @@ def begin_tool(machine: Machine, entry: Entry) -> None:
     if not isinstance(entry.node, Tool):
         return
     tool = entry.node
-    arguments = Arguments(machine, entry, tool)
+    arguments = ToolArguments(machine, entry, tool)
     if tool.pure:
         first = machine.pure_calls.setdefault((tool.tool, arguments.key), entry)
         if first is not entry:
@@ -66,7 +66,7 @@ def _share(machine: Machine, entry: Entry, first: Entry) -> None:
         first.watchers.append(ended)
 
 
-class Arguments:
+class ToolArguments:
     """What a call is made with. The values that it mentions are those of its beginning."""
 
     def __init__(self, machine: Machine, entry: Entry, tool: Tool) -> None:
@@ -91,11 +91,11 @@ class Arguments:
 class ToolCall:
     """One call of a tool. Its timeout counts from its start, the run's deadline also while it is queued."""
 
-    def __init__(self, machine: Machine, entry: Entry, tool: Tool, arguments: Arguments) -> None:
+    def __init__(self, machine: Machine, entry: Entry, tool: Tool, arguments: ToolArguments) -> None:
         self.machine = machine
         self.entry = entry
         self.tool = tool
-        self.attempts = Attempts(machine.registry[tool.tool], arguments, tool, lambda: not entry.ended)
+        self.attempts = ToolAttempts(machine.registry[tool.tool], arguments, tool, lambda: not entry.ended)
         self.calls = UserCalls(
             machine, entry, [self.attempts], self._answered, what=f"tool {tool.tool!r}", began=self._began
         )
@@ -109,7 +109,7 @@ class ToolCall:
         if self.tool.timeout_s is not None:
             self.calls.end_after(self.tool.timeout_s, self._timed_out)
 
-    def _answered(self, answers: Sequence[Answer]) -> None:
+    def _answered(self, answers: Sequence[UserCallResult]) -> None:
         answer = answers[0]
         if answer.error is not None:
             raise self._error(f"raised {answer.said}") from answer.error
@@ -126,14 +126,14 @@ class ToolCall:
         )
 
 
-class Attempts:
+class ToolAttempts:
     """A tool's function with its arguments: called once, or again while an idempotent one raises and somebody still waits.
 
     It is called in the context of its call; each further attempt has a copy of how that was at first.
     """
 
     def __init__(
-        self, function: Callable[..., Any], arguments: Arguments, tool: Tool, wanted: Callable[[], bool]
+        self, function: Callable[..., Any], arguments: ToolArguments, tool: Tool, wanted: Callable[[], bool]
     ) -> None:
         self._function = function
         self._arguments = arguments

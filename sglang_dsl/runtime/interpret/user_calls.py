@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from ...errors import DeadlineError, DslError, RunError
 from .entries import Entry
 from .machine import Machine
-from .user_code import Alarm, Answer, Call
+from .user_code import Alarm, UserCall, UserCallResult
 
-Answered: TypeAlias = Callable[[Sequence[Answer]], None]
+Answered: TypeAlias = Callable[[Sequence[UserCallResult]], None]
 _calling: ContextVar[Entry | None] = ContextVar("_calling", default=None)  # whose code runs in this context
 
 
@@ -49,11 +49,11 @@ class UserCalls:
         self._answered = answered
         self._what = what
         self._began = began
-        self._answers = [Answer()] * len(functions)
+        self._answers = [UserCallResult()] * len(functions)
         self._missing = len(functions)
         self._limits: list[Alarm] = []
         self._calls = [
-            Call(function, _context_of(entry), self._begins, partial(self._ends, index))
+            UserCall(function, _context_of(entry), self._begins, partial(self._ends, index))
             for index, function in enumerate(functions)
         ]
 
@@ -90,7 +90,7 @@ class UserCalls:
                 began()
         return True
 
-    def _ends(self, index: int, answer: Answer) -> None:
+    def _ends(self, index: int, answer: UserCallResult) -> None:
         with self._machine.turn():
             if self._entry.ended:
                 return

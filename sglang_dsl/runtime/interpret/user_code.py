@@ -39,7 +39,7 @@ _here = threading.local()  # `leave` on a worker's thread: how its call gives up
 SAID_CHARACTERS = 2000  # of what a call raised, in messages
 
 
-class Answer(NamedTuple):
+class UserCallResult(NamedTuple):
     """What a call came to: a value, or what it raised and how that reads."""
 
     value: Any = None
@@ -47,7 +47,7 @@ class Answer(NamedTuple):
     said: str = ""
 
     @classmethod
-    def failed(cls, error: BaseException) -> Answer:
+    def failed(cls, error: BaseException) -> UserCallResult:
         """The end of a call that raised. An error may fail to say what it is: then its type has to do."""
         try:
             inner, tools = error, 0
@@ -70,7 +70,7 @@ def printable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-class Call:
+class UserCall:
     """One call of a function of the user. Owner of its marks: the UserCode that it was given to.
 
     Args:
@@ -87,7 +87,7 @@ class Call:
         function: Callable[[], Any],
         context: Context,
         begins: Callable[[], bool],
-        ends: Callable[[Answer], None],
+        ends: Callable[[UserCallResult], None],
     ) -> None:
         self.function = function
         self.context = context
@@ -104,7 +104,7 @@ class UserCode:
     def __init__(self, workers: int = WORKERS) -> None:
         self.alarms = Alarms()
         self._workers = workers
-        self._queue: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[UserCall | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._crew = 0
         self._open = 0  # calls that wait for a worker or have one
@@ -117,14 +117,14 @@ class UserCode:
         """Await what can be awaited on the loop of the program from now on."""
         self._program_loop = loop
 
-    def begin(self, call: Call) -> None:
+    def begin(self, call: UserCall) -> None:
         """Queue a call; one more thread is started while fewer are at work than calls wait."""
         with self._lock:
             self._open += 1
             self._queue.put(call)
             self._hire()
 
-    def drop(self, call: Call) -> None:
+    def drop(self, call: UserCall) -> None:
         """Wait no more for a call. Idempotent."""
         with self._lock:
             call.dropped = True
@@ -151,7 +151,7 @@ class UserCode:
             threading.Thread(target=self._work, name=f"user-code-{self._crew}", daemon=True).start()
             self._crew += 1
 
-    def _leave(self, call: Call) -> None:
+    def _leave(self, call: UserCall) -> None:
         """The call's thread is no member of the crew any more: it ends with the call."""
         if call.placed:
             call.placed = False
@@ -171,27 +171,27 @@ class UserCode:
                 call.placed = False
                 self._open -= 1
 
-    def _give_way(self, call: Call) -> None:
+    def _give_way(self, call: UserCall) -> None:
         with self._lock:
             self._leave(call)
 
-    def _run(self, call: Call) -> None:
+    def _run(self, call: UserCall) -> None:
         if call.dropped or not call.begins():
             return
         try:
             answer = call.context.run(call.function)
             later = inspect.isawaitable(answer)
         except BaseException as error:  # noqa: BLE001 - whatever user code raises is the end of its call, not of this thread
-            call.ends(Answer.failed(error))
+            call.ends(UserCallResult.failed(error))
             return
         if later:
             self._await(call, answer)
         else:
-            call.ends(Answer(answer))
+            call.ends(UserCallResult(answer))
 
     # the event loop
 
-    def _await(self, call: Call, answer: Any) -> None:
+    def _await(self, call: UserCall, answer: Any) -> None:
         with self._lock:
             wanted = not (call.dropped or self._closed)
             if wanted:
@@ -214,13 +214,13 @@ class UserCode:
             self._tasks.discard(task)
             if task.cancelled():  # before its first step: other user code has cancelled all there is on the loop
                 _close(answer)
-                call.ends(Answer.failed(asyncio.CancelledError("cancelled before it began")))
+                call.ends(UserCallResult.failed(asyncio.CancelledError("cancelled before it began")))
 
         try:
             loop.call_soon_threadsafe(begin, context=call.context)
         except RuntimeError as error:  # the loop is closed
             _close(answer)
-            call.ends(Answer.failed(error))
+            call.ends(UserCallResult.failed(error))
 
     def _loop(self) -> asyncio.AbstractEventLoop:
         if self._program_loop is not None:
@@ -229,7 +229,7 @@ class UserCode:
             self._own_loop = _OwnLoop()
         return self._own_loop.loop
 
-    def _cancel_task(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+    def _cancel_task(self, call: UserCall, loop: asyncio.AbstractEventLoop) -> None:
         heard = threading.Event()
 
         def cancel() -> None:
@@ -263,14 +263,14 @@ def give_way() -> None:
         leave()
 
 
-async def _finish(call: Call, answer: Any) -> None:
+async def _finish(call: UserCall, answer: Any) -> None:
     """Await what a function gave. Raises nothing: SystemExit in a task would end the loop."""
     try:
         value = await answer
     except BaseException as error:  # noqa: BLE001 - as in `UserCode._run`
-        call.ends(Answer.failed(error))
+        call.ends(UserCallResult.failed(error))
     else:
-        call.ends(Answer(value))
+        call.ends(UserCallResult(value))
 
 
 def _close(answer: Any) -> None:

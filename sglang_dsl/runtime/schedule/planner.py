@@ -12,7 +12,7 @@ from ..cache.prefix_cache import PrefixCache
 from .admission import INITIAL_RATIO, POLICIES, NewTokenRatio, ordered, reserved_pages
 from .config import SchedulerConfig
 from .ownership import Lifecycle, Ownership
-from .sequence import Chunk, Sequence
+from .sequence import Sequence, TokenChunk
 from .step_builder import DecodeBatch, InFlightStep, PartialPage, StepBuilder
 
 WORTH_WAITING_TOKENS = 32  # a sibling's unfinished prefix is waited for if it saves at least so many
@@ -129,7 +129,7 @@ class Planner:
         if seq.task is not None and self._stands_at_end(seq, builder):
             self._add_edges(seq, builder)
 
-    def _add(self, seq: Sequence, end: int, builder: StepBuilder) -> Chunk:
+    def _add(self, seq: Sequence, end: int, builder: StepBuilder) -> TokenChunk:
         chunk = builder.add(seq, end)
         self._ownership.publish(seq, end)
         if chunk.end % self._cache.page_size:
@@ -237,7 +237,7 @@ class Planner:
             self._ownership.return_one(borrowed)
         return None
 
-    def _join(self, seq: Sequence, above: Chunk, builder: StepBuilder, now: float) -> bool:
+    def _join(self, seq: Sequence, above: TokenChunk, builder: StepBuilder, now: float) -> bool:
         """`seq` ends where `above` does: it samples from that row and computes nothing."""
         size, tokens = self._cache.page_size, len(seq.tokens)
         self._ownership.take_prefix(seq, tokens)

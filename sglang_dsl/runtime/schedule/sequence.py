@@ -319,7 +319,7 @@ class Sequence:
         return 0 if self.prompt_logprobs is not None else len(self.tokens) - 1
 
 
-class Chunk:
+class TokenChunk:
     """Consecutive tokens of one sequence (or of one edge of its trie) that are computed in a step; a chunk becomes a row.
 
     takers: sequences that sample from its last token. partial_copies, partial_mirrors: how the slots before `start` in its first
@@ -339,4 +339,4 @@ class Chunk:
         self.edge = edge
         self.takers: list[Sequence] = []
         self.partial_copies: list[tuple[int, int]] = []  # (source page, tokens)
-        self.partial_mirrors: list[tuple[Chunk, int]] = []  # (computing chunk, position)
+        self.partial_mirrors: list[tuple[TokenChunk, int]] = []  # (computing chunk, position)

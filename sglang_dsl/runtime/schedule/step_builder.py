@@ -20,7 +20,7 @@ from ..cache.keys import TOKEN_BYTES, Namespace, common_bytes
 from ..cache.node import TreeNode
 from ..cache.tree import RadixTree
 from .request import GenerateRequest
-from .sequence import Chunk, Edge, Sequence, TrieNode
+from .sequence import Edge, Sequence, TokenChunk, TrieNode
 from .step import MirrorWrite, OpenSequence, PageCopy, Row, RowGroup, SamplePoint, ScorePoint, StepPlan
 
 Path: TypeAlias = tuple[tuple[int, int], ...]  # (serial, end in tokens) of nodes, shallowest first
@@ -33,7 +33,7 @@ class SharedLevels(NamedTuple):
     own_starts: list[int]
 
 
-def arranged(items: Many[Sequence | Chunk], min_tokens: int) -> tuple[list[Sequence | Chunk], SharedLevels]:
+def arranged(items: Many[Sequence | TokenChunk], min_tokens: int) -> tuple[list[Sequence | TokenChunk], SharedLevels]:
     """Decoding sequences and chunks in the order of rows, and the levels these share."""
     if len(items) == 1:  # needs no order and shares with nobody
         return list(items), SharedLevels((), [0])
@@ -44,10 +44,10 @@ def arranged(items: Many[Sequence | Chunk], min_tokens: int) -> tuple[list[Seque
     return [items[i] for i in order], levels
 
 
-def _last_shared_node(item: Sequence | Chunk) -> TreeNode | None:
+def _last_shared_node(item: Sequence | TokenChunk) -> TreeNode | None:
     """Where the pages end that a row may share."""
     seq = item if isinstance(item, Sequence) else item.seq
-    alone = isinstance(item, Chunk) and item.edge is not None and not item.edge.after_prompt
+    alone = isinstance(item, TokenChunk) and item.edge is not None and not item.edge.after_prompt
     return None if alone or seq.receipt is None else seq.receipt.node
 
 
@@ -187,7 +187,7 @@ class InFlightStep(NamedTuple):
 
     plan: StepPlan
     decodes: list[Sequence]
-    chunks: list[Chunk]
+    chunks: list[TokenChunk]
     scores: list[ScoreTarget]
 
     def members(self) -> set[int]:
@@ -227,16 +227,16 @@ class StepBuilder:
     """
 
     def __init__(self, page_size: int) -> None:
-        self.chunks: list[Chunk] = []
+        self.chunks: list[TokenChunk] = []
         self.tokens = 0
-        self.writers: dict[int, Chunk] = {}
-        self.finals: dict[tuple[Namespace, bytes], Chunk] = {}
+        self.writers: dict[int, TokenChunk] = {}
+        self.finals: dict[tuple[Namespace, bytes], TokenChunk] = {}
         self._page = page_size
         self._opens: list[OpenSequence] = []
-        self._by_edge: dict[int, Chunk] = {}
-        self._open_pages: dict[int, list[Chunk]] = {}  # by the node below which a sibling would find them
+        self._by_edge: dict[int, TokenChunk] = {}
+        self._open_pages: dict[int, list[TokenChunk]] = {}  # by the node below which a sibling would find them
         self._copies: list[PageCopy] = []
-        self._mirrors: list[tuple[Chunk, int, int]] = []
+        self._mirrors: list[tuple[TokenChunk, int, int]] = []
 
     def open(self, seq: Sequence) -> None:
         """The worker has to know this sequence before its first row. A request that brought no seed gets one of its own id."""
@@ -261,9 +261,9 @@ class StepBuilder:
             )
         )
 
-    def add(self, seq: Sequence, end: int) -> Chunk:
+    def add(self, seq: Sequence, end: int) -> TokenChunk:
         """Compute `seq` from where it stands to `end`; it samples if that is all of it."""
-        chunk = Chunk(seq, seq.tokens[seq.computed : end], seq.computed, seq.pages)
+        chunk = TokenChunk(seq, seq.tokens[seq.computed : end], seq.computed, seq.pages)
         self.chunks.append(chunk)
         self.tokens += len(chunk.token_ids)
         self.writers[seq.seq_id] = chunk
@@ -275,7 +275,7 @@ class StepBuilder:
 
     def add_edge(self, seq: Sequence, edge: Edge) -> None:
         """Compute one edge of the sequence's trie."""
-        chunk = Chunk(seq, [node.token for node in edge.nodes], edge.start, edge.table, edge)
+        chunk = TokenChunk(seq, [node.token for node in edge.nodes], edge.start, edge.table, edge)
         self.chunks.append(chunk)
         self.tokens += len(chunk.token_ids)
         self._by_edge[id(edge)] = chunk
@@ -289,7 +289,7 @@ class StepBuilder:
 
     # Partial pages
 
-    def leave_open(self, chunk: Chunk) -> None:
+    def leave_open(self, chunk: TokenChunk) -> None:
         """`chunk` ends inside a page: siblings that go on below its last whole page may begin with what it has there."""
         receipt, whole = chunk.seq.receipt, chunk.end - chunk.end % self._page
         if receipt is not None and chunk.end > whole == receipt.node.end:
@@ -309,14 +309,14 @@ class StepBuilder:
             return PartialPage(cached.tokens, self.writers[child.writer], None)
         return PartialPage(cached.tokens, None, child)
 
-    def fill_partial_page(self, partial: PartialPage, chunk: Chunk) -> None:
+    def fill_partial_page(self, partial: PartialPage, chunk: TokenChunk) -> None:
         """Write down how the slots before `chunk` are filled."""
         if partial.chunk is not None:
             self.share_partial_page(partial.chunk, chunk.pages[chunk.start // self._page], chunk.start, chunk)
         elif partial.node is not None:
             self._copy_partial_page(partial.node.pages[0], chunk, partial.tokens)
 
-    def share_partial_page(self, above: Chunk, page: int, upto: int, chunk: Chunk | None) -> None:
+    def share_partial_page(self, above: TokenChunk, page: int, upto: int, chunk: TokenChunk | None) -> None:
         """`page` gets what `above` puts before `upto` into the page of that position; `chunk`, if given, goes on there."""
         first = upto - upto % self._page
         copies = [(source, min(tokens, upto - first)) for source, tokens in above.partial_copies if above.start > first]
@@ -328,7 +328,7 @@ class StepBuilder:
             chunk.partial_copies += copies
             chunk.partial_mirrors += mirrors
 
-    def _copy_partial_page(self, source: int, chunk: Chunk, tokens: int) -> None:
+    def _copy_partial_page(self, source: int, chunk: TokenChunk, tokens: int) -> None:
         """The first `tokens` slots of the chunk's first page are those of page `source`."""
         chunk.partial_copies.append((source, tokens))
         self._copies.append(PageCopy(source, chunk.pages[chunk.start // self._page], tokens))
@@ -377,11 +377,11 @@ class PartialPage(NamedTuple):
     """`tokens` of a page that need not be computed: `chunk` computes them in this step, or `node`'s first page has them."""
 
     tokens: int
-    chunk: Chunk | None
+    chunk: TokenChunk | None
     node: TreeNode | None
 
 
-def _add_score_points(chunk: Chunk, row: int, points: list[ScorePoint], targets: list[ScoreTarget]) -> None:
+def _add_score_points(chunk: TokenChunk, row: int, points: list[ScorePoint], targets: list[ScoreTarget]) -> None:
     """Score what follows each token of a trie edge, of the prompt of a ScoreRequest, or of a prompt to be scored."""
     seq = chunk.seq
     if seq.task is None:
