@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from lark import Lark
     from lark.exceptions import UnexpectedInput
 
-
 HEADS: Mapping[str, str] = {  # the field that stands without its name, right after the kind
     "input": "name",
     "text": "pieces",
@@ -47,6 +46,20 @@ HEADS: Mapping[str, str] = {  # the field that stands without its name, right af
 }
 ID_FIELDS = ("fork", "item", "tips")
 CONSTANT_FIELDS = ("stop_value", "structure")  # plain JSON, printed as a constant where it is a list or an object
+RECORDS = ("sampling", "constraint", "reasoning")
+APART = (
+    "id",
+    "kind",
+    "context",
+    "branch",
+    "control",
+    "scope",
+    "arms",
+    "body",
+    "origin",
+)  # printed in places of their own
+_BARE_ID = re.compile(r"(?:[\w./:#@+~*-]|\[[\w,:]*\])+")
+_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
 def compact_json(value: Any) -> str:
@@ -60,6 +73,9 @@ def spaced_json(value: Any) -> str:
 
 
 JSON_WRITERS: Mapping[str, Callable[[Any], str]] = {"json_schema": compact_json, "choices": spaced_json}
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
 
 
 def read(text: str) -> Data:
@@ -236,20 +252,7 @@ def _syntax_error(text: str, error: UnexpectedInput) -> FormatError:
     )
 
 
-RECORDS = ("sampling", "constraint", "reasoning")
-APART = (
-    "id",
-    "kind",
-    "context",
-    "branch",
-    "control",
-    "scope",
-    "arms",
-    "body",
-    "origin",
-)  # printed in places of their own
-_BARE_ID = re.compile(r"(?:[\w./:#@+~*-]|\[[\w,:]*\])+")
-_UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
+# --- printing -------------------------------------------------------------------------------------------------------
 
 
 def print_graph(graph: Graph, *, origins: bool = False) -> str:
@@ -276,9 +279,6 @@ def parse(text: str) -> Graph:
     """
     with nesting("the graph text"):
         return decode_graph(read(text))
-
-
-# --- printing -------------------------------------------------------------------------------------------------------
 
 
 def _node_lines(nodes: list[Data], indent: str, places: Mapping[str, str]) -> Iterator[str]:
