@@ -117,7 +117,7 @@ class FaultyTarget(ForwardingTarget):
         self._stalled: dict[str, Sink] = {}
 
     def submit(self, requests: Sequence[tuple[Request, Sink]]) -> None:
-        """See `Target`."""
+        """Make the calls, but for those whose fault withholds them; what comes back of the others may be changed."""
         sound: list[tuple[Request, Sink]] = []
         for request, sink in requests:
             fault = self._faults.get(request.label.name) or self._faults.get(request.label.node_id)
@@ -132,7 +132,7 @@ class FaultyTarget(ForwardingTarget):
             self._behind.submit(sound)
 
     def cancel(self, request_ids: Sequence[str], reason: str = "") -> None:
-        """See `Target`."""
+        """End these calls: one that stalls here, the others in the target behind."""
         for request_id in request_ids:
             if (sink := self._stalled.pop(request_id, None)) is not None:
                 sink.done(CancelledError(reason or "the request was cancelled"))
@@ -162,12 +162,12 @@ class FaultySink:
         self._over = False
 
     def started(self) -> None:
-        """See `Sink`."""
+        """The call was admitted; a fault after no tokens strikes now."""
         self._sink.started()
         self._strike_if_due()
 
     def text(self, delta: str, token_ids: Sequence[int]) -> None:
-        """See `Sink`."""
+        """Pass text on up to the token at which the fault strikes."""
         if self._over or self._fault.kind == "malformed":
             return
         room = self._fault.after - len(self._ids)
@@ -181,7 +181,7 @@ class FaultySink:
         self._strike_if_due()
 
     def done(self, result: Result | Exception) -> None:
-        """See `Sink`."""
+        """Pass the end on, unless the fault has ended the call; a malformed answer replaces it."""
         if self._over:
             return
         if self._fault.kind == "malformed" and isinstance(result, GenerateResult):
