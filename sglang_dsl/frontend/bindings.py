@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from ..ir.execution import MISSING, Outcome
 from ..ir.nodes import Concat, Constant, Expression, ListOf, Operation, Piece, Plain, Reference
 from ..ir.operations import splice, text_of
-from ..ir.outcome import PathText, Said
+from ..ir.outcome import AppendedText, PathText
 from ..ir.specs import JoinMode
 
 K = TypeVar("K")
@@ -199,7 +199,7 @@ class LocalBinding(NodeBinding):
 
     __slots__ = ()
 
-    def resolve(self, said_at: Callable[[str], Said]) -> Any:
+    def resolve(self, said_at: Callable[[str], AppendedText]) -> Any:
         """The value. `said_at`: waits for what a node says."""
         raise NotImplementedError
 
@@ -223,7 +223,7 @@ class SpanBinding(LocalBinding):
         """Its parts."""
         return tuple(Plain(str(part.value)) if isinstance(part, Constant) else part for part in self.parts)
 
-    def resolve(self, said_at: Callable[[str], Said]) -> str:
+    def resolve(self, said_at: Callable[[str], AppendedText]) -> str:
         """The texts of its parts, as one text."""
         whole = PathText()
         for part in self.parts:
@@ -254,7 +254,7 @@ class ManualBinding(LocalBinding):
         """The value as text."""
         return (Plain(text_of(self.value)),)
 
-    def resolve(self, said_at: Callable[[str], Said]) -> Any:
+    def resolve(self, said_at: Callable[[str], AppendedText]) -> Any:
         """The value, as it is."""
         return self.value
 

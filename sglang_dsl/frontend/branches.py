@@ -23,7 +23,7 @@ from ..errors import (
 from ..ir.nodes import Fork, Join
 from ..ir.specs import MOST_BRANCHES, JoinMode, shown
 from .bindings import LIST_MODES, JoinBinding, NodeBinding
-from .call_sites import Site, caller_origin
+from .call_sites import CallSite, caller_origin
 from .cursor import Cursor
 from .data import areturned, returned
 from .expressions import Handle, Joined, Lazy
@@ -47,7 +47,7 @@ class JoinRequest:
     accept: Iterable[int] | None = None
     cancel_rest: bool = True
 
-    def check(self, size: int, site: Site) -> None:
+    def check(self, size: int, site: CallSite) -> None:
         """Raise SpecError where the mode is unknown, or the options do not fit it or the number of branches that take part."""
         if self.mode not in get_args(JoinMode):
             raise SpecError(
@@ -68,7 +68,7 @@ class JoinRequest:
             what = "mode 'best' needs a key" if self.mode == "best" else f"mode {self.mode!r} takes no key"
             raise SpecError(what, hint="branches.best(x, key=function)", origin=site.origin)
 
-    def skipped(self, branches: Sequence[Cursor], site: Site) -> tuple[int, ...]:
+    def skipped(self, branches: Sequence[Cursor], site: CallSite) -> tuple[int, ...]:
         """The branches that take no part: those that were cancelled, or all that `accept` does not name."""
         if self.accept is None:
             return tuple(index for index, branch in enumerate(branches) if branch.line.cancelled)
@@ -82,7 +82,7 @@ class JoinRequest:
         return tuple(sorted(set(range(len(branches))) - set(accepted)))
 
 
-def _no_branches(accept: object, size: int, site: Site) -> SpecError:
+def _no_branches(accept: object, size: int, site: CallSite) -> SpecError:
     return SpecError(
         f"accept={accept!r} does not name branches of {size}",
         hint=f"a list of numbers from 0 to {size - 1}",
@@ -90,7 +90,7 @@ def _no_branches(accept: object, size: int, site: Site) -> SpecError:
     )
 
 
-def fork(cursor: Cursor, n: int, site: Site) -> Forked:
+def fork(cursor: Cursor, n: int, site: CallSite) -> Forked:
     """Append a fork into `n` branches. Raises ForkError where `n` is not a whole number above 0."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         what = f"fork({shown(n)})" + (
@@ -113,7 +113,7 @@ class Forked:
     fork_id: str
     branches: list[Cursor]
 
-    def say(self, item: Any, site: Site) -> None:
+    def say(self, item: Any, site: CallSite) -> None:
         """Append to each branch; `item` may be a function of the index. The runtime sees all siblings at once."""
         statements = []
         for index, branch in enumerate(self.branches):
@@ -122,7 +122,9 @@ class Forked:
             statements.append(statement)
         commit(*statements)
 
-    def join(self, what: Handle[Any] | str | None, request: JoinRequest, site: Site, *, only_new: bool = False) -> Any:
+    def join(
+        self, what: Handle[Any] | str | None, request: JoinRequest, site: CallSite, *, only_new: bool = False
+    ) -> Any:
         """What is gathered, to be waited for. `only_new`: of all names, those that the parent does not have yet."""
         if self.parent.line.closed is not None:
             raise BranchError(
@@ -147,7 +149,7 @@ class Forked:
         gathered = {name: self._gather(name, request, skipped, site) for name in names}
         return gathered if len(gathered) > 1 else gathered[names[0]]
 
-    def _gather(self, what: object, request: JoinRequest, skipped: tuple[int, ...], site: Site) -> Lazy[Any]:
+    def _gather(self, what: object, request: JoinRequest, skipped: tuple[int, ...], site: CallSite) -> Lazy[Any]:
         """Join the branches' values of one name or handle in the parent."""
         if not isinstance(what, (str, Handle)):
             hint = "branches.join('name'), or branches.join(handle) with handle = gen(...)"
@@ -177,7 +179,7 @@ class Forked:
         parts: Sequence[NodeBinding | None],
         request: JoinRequest,
         skipped: tuple[int, ...],
-        site: Site,
+        site: CallSite,
     ) -> JoinBinding:
         """Append the Join. Closes the branches to appends."""
         statement = Statement(self.parent, site)
@@ -204,7 +206,7 @@ class Forked:
             branch.line.closed = site.origin
         return gathered
 
-    def _check_turns(self, skipped: Sequence[int], site: Site) -> None:
+    def _check_turns(self, skipped: Sequence[int], site: CallSite) -> None:
         """Raise RoleError where text would be appended that begins or ends a turn of its own."""
         for index, branch in enumerate(self.branches):
             if branch.line.role != self.parent.line.role and index not in skipped:
@@ -266,7 +268,7 @@ class Branches(Generic[S]):
         self._fork.say(item, self._site(sys._getframe(1)))
         return self
 
-    def _site(self, frame: Any) -> Site:
+    def _site(self, frame: Any) -> CallSite:
         return self._fork.parent.recorder.sites.at(frame)
 
     # running branch bodies ---------------------------------------------------------------------------------------

@@ -49,14 +49,14 @@ _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _INPLACE_ADD = 13  # the argument of BINARY_OP for `+=` (CPython 3.11 to 3.14, Include/opcode.h NB_INPLACE_ADD)
 
 
-class Site(NamedTuple):
+class CallSite(NamedTuple):
     """Where an append stands. `label`: the number in the program's own body, `name.number` in another function."""
 
     label: str
     origin: Origin
 
 
-class Sites:
+class CallSites:
     """The sites of one program. Owner: the Program; entries live as long as it does. Thread-safe without a lock: a table is
     only read once it is whole, and two threads that fill it at once write the same.
     """
@@ -68,9 +68,9 @@ class Sites:
         self._bodies: list[CodeType] = [] if body is None else [body]
         self._codes: dict[int, CodeType] = {}  # keeps each code object alive, so that its id stays its own
         self._numbers: dict[int, dict[int, int]] = {}
-        self._known: dict[tuple[int, int], Site] = {}
+        self._known: dict[tuple[int, int], CallSite] = {}
 
-    def at(self, frame: FrameType) -> Site:
+    def at(self, frame: FrameType) -> CallSite:
         """The site at which `frame` stands now."""
         key = (id(frame.f_code), frame.f_lasti)
         site = self._known.get(key)
@@ -81,7 +81,7 @@ class Sites:
         if not any(known is code for known in self._bodies):
             self._bodies.append(code)
 
-    def _learn(self, key: tuple[int, int], code: CodeType) -> Site:
+    def _learn(self, key: tuple[int, int], code: CodeType) -> CallSite:
         numbers = self._numbers.get(key[0])
         if (
             numbers is None
@@ -93,7 +93,7 @@ class Sites:
         # an append in a form the table does not know (exec, functools.partial, ...) is named by its instruction
         place = str(number) if number is not None else f"at{key[1]}"
         label = place if any(code is body for body in self._bodies) else f"{code.co_name.strip('<>')}.{place}"
-        site = self._known[key] = Site(label, origin_of(code, key[1], self._program))
+        site = self._known[key] = CallSite(label, origin_of(code, key[1], self._program))
         return site
 
 

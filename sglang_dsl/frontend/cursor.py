@@ -24,7 +24,7 @@ from ..ir.nodes import DictOf, Node, Objects, Piece, RoleBegin, RoleEnd
 from ..ir.nodes import Expression as DataExpression
 from ..ir.outcome import PathText
 from .bindings import Bindings, LocalBinding, NodeBinding
-from .call_sites import Site, Sites, caller_origin
+from .call_sites import CallSite, CallSites, caller_origin
 from .expressions import Handle, Lazy
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Recorder(Protocol):
     """Who takes the nodes of a program. `graph` holds them; `max_depth` and `sampling` are the run's options."""
 
     graph: Graph
-    sites: Sites
+    sites: CallSites
     tracing: bool
     asynchronous: bool
     max_depth: int
@@ -79,16 +79,16 @@ class Recorder(Protocol):
         """What a node resolved to; waits like `read`."""
 
     def switch(
-        self, cursor: Cursor, bound: NodeBinding, arms: Mapping[Any, Body], default: Body | None, site: Site
+        self, cursor: Cursor, bound: NodeBinding, arms: Mapping[Any, Body], default: Body | None, site: CallSite
     ) -> Any:
         """Go on by a value: run its arm, or record all of them. Raises ProgramError where no arm takes the value."""
 
     def loop(
-        self, cursor: Cursor, body: Body, until: Handle[Any] | str | None, stop_value: Any, limit: int, site: Site
+        self, cursor: Cursor, body: Body, until: Handle[Any] | str | None, stop_value: Any, limit: int, site: CallSite
     ) -> Any:
         """Repeat a body until a value stops it, or record it once."""
 
-    def map(self, cursor: Cursor, items: Any, body: Callable[[Cursor, Any], Any], site: Site) -> Any:
+    def map(self, cursor: Cursor, items: Any, body: Callable[[Cursor, Any], Any], site: CallSite) -> Any:
         """Record a body once for a list that only a run knows. None where the list is known: it has a branch per item."""
 
     def run_bodies(

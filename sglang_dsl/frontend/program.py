@@ -14,7 +14,7 @@ from ..ir.execution import BatchItem, RunSpec, check_models_allowed, resolve
 from ..ir.graph import Graph
 from ..ir.specs import RunOptions
 from .batch import BATCH_CONCURRENCY, Interrupted, arun_all, calls_of, run_all
-from .call_sites import Sites, caller_origin
+from .call_sites import CallSites, caller_origin
 from .greenlets import on_some_stack
 from .session import Result, Session, settled, use
 from .state import State, cursor_of, nested
@@ -47,7 +47,7 @@ class Program(Generic[P, R]):
         origin: Origin | None = None,
         bound: Mapping[str, Any] | None = None,
         method_of: object = None,
-        sites: Sites | None = None,
+        sites: CallSites | None = None,
         parameters: tuple[str, ...] | None = None,
         binding: Binding = "instance",
         root: Program[..., R] | None = None,
@@ -60,7 +60,7 @@ class Program(Generic[P, R]):
         self.keep_failures = False  # see `Session`
         self.asynchronous = inspect.iscoroutinefunction(function)
         self.origin = origin or Origin(function.__code__.co_filename, function.__code__.co_firstlineno, self.name)
-        self.sites = sites or Sites(self.name, function.__code__)
+        self.sites = sites or CallSites(self.name, function.__code__)
         self.bound = dict(bound or {})
         self._method_of = method_of
         self._binding = binding

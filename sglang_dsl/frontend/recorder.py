@@ -20,7 +20,7 @@ from ..ir.nodes import Constant, DictOf, Expression, Node, Objects, Piece, Plain
 from ..ir.semantics import same, taken_by
 from ..ir.specs import DEFAULT_MAX_DEPTH
 from .bindings import LocalBinding, NodeBinding
-from .call_sites import Site, Sites, caller_origin
+from .call_sites import CallSite, CallSites, caller_origin
 from .cursor import Body, Cursor, Find, Line
 from .data import Template, argument_of_value, data_of_value
 from .expressions import Handle
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def run_switch(
-    cursor: Cursor, bound: NodeBinding, value: Any, arms: Mapping[Any, Body], default: Body | None, site: Site
+    cursor: Cursor, bound: NodeBinding, value: Any, arms: Mapping[Any, Body], default: Body | None, site: CallSite
 ) -> Any:
     """Run the arm of `value`, by the rule of the graph. Raises ProgramError where no arm takes it."""
     bodies = [*arms.values(), *([] if default is None else [default])]
@@ -88,7 +88,7 @@ class LiveRecorder:
         self,
         run: Run,
         graph: Graph,
-        sites: Sites,
+        sites: CallSites,
         *,
         asynchronous: bool = False,
         max_depth: int = DEFAULT_MAX_DEPTH,
@@ -204,13 +204,13 @@ class LiveRecorder:
         return self._wait(node_id, None, None)
 
     def switch(
-        self, cursor: Cursor, bound: NodeBinding, arms: Mapping[Any, Body], default: Body | None, site: Site
+        self, cursor: Cursor, bound: NodeBinding, arms: Mapping[Any, Body], default: Body | None, site: CallSite
     ) -> Any:
         """Wait for the value and run its arm."""
         return run_switch(cursor, bound, self.read(bound), arms, default, site)
 
     def loop(
-        self, cursor: Cursor, body: Body, until: Handle[Any] | str | None, stop_value: Any, limit: int, site: Site
+        self, cursor: Cursor, body: Body, until: Handle[Any] | str | None, stop_value: Any, limit: int, site: CallSite
     ) -> Any:
         """Run the body, wait for what decides, and so on; gives what the last body returned."""
         line = cursor.line
@@ -228,7 +228,7 @@ class LiveRecorder:
             line.control = before
         return result
 
-    def map(self, cursor: Cursor, items: Any, body: Callable[[Cursor, Any], Any], site: Site) -> None:
+    def map(self, cursor: Cursor, items: Any, body: Callable[[Cursor, Any], Any], site: CallSite) -> None:
         """Every list is known in a run."""
 
     def run_bodies(

@@ -34,7 +34,7 @@ from ..ir.graph import Graph
 from ..ir.nodes import Constant, Join, Return
 from ..ir.specs import SAMPLING_NAMES, Backend, RunOptions, SamplingOptions, spelled
 from .bindings import Bindings
-from .call_sites import Sites, caller_origin
+from .call_sites import CallSites, caller_origin
 from .cursor import Cursor, Line
 from .data import MENTIONS, avalue_of, mentions_in, replaced, resolved_mention, value_of
 from .expressions import Expression, Handle
@@ -64,7 +64,7 @@ class Session(Generic[R]):
         self,
         body: Callable[[State], Any],
         spec: RunSpec,
-        sites: Sites,
+        sites: CallSites,
         origin: Origin,
         *,
         asynchronous: bool = False,

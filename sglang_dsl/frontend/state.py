@@ -15,10 +15,10 @@ from ..errors import DslError, ProgramError, SpecError
 from ..ir.execution import Meta
 from ..ir.nodes import Constant, Node, Reference, RoleBegin, RoleEnd
 from ..ir.nodes import Text as TextNode
-from ..ir.nodes import Tool as ToolNode
+from ..ir.nodes import ToolNode as ToolNode
 from .bindings import JoinBinding, LocalBinding, NodeBinding, SpanBinding, history
 from .branches import Branches, fork
-from .call_sites import Site, caller_origin
+from .call_sites import CallSite, caller_origin
 from .cursor import SILENT, Body, Cursor
 from .data import avalue_of, json_pieces, merged, value_of
 from .expressions import Handle, Lazy, Mention, TurnBegin, TurnEnd
@@ -35,7 +35,7 @@ class OpenTurn:
 
     __slots__ = ("_cursor", "_role", "_site")
 
-    def __init__(self, cursor: Cursor, role: str, site: Site) -> None:
+    def __init__(self, cursor: Cursor, role: str, site: CallSite) -> None:
         self._cursor = cursor
         self._role = role
         self._site = site
@@ -46,7 +46,7 @@ class OpenTurn:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        end = Site(f"{self._site.label}.end", self._site.origin)
+        end = CallSite(f"{self._site.label}.end", self._site.origin)
         try:
             say(self._cursor, TurnEnd(self._role), end)
         except DslError:
@@ -231,7 +231,7 @@ class State:
         """
         return self._forked(n, self._cursor.recorder.sites.at(sys._getframe(1)))
 
-    def _forked(self, n: int, site: Site) -> Branches[State]:
+    def _forked(self, n: int, site: CallSite) -> Branches[State]:
         made = fork(self._cursor, n, site)
         return Branches(made, [State(branch, index) for index, branch in enumerate(made.branches)])
 

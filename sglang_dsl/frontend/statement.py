@@ -27,7 +27,7 @@ from ..ir.nodes import (
 from ..ir.prompts import warn_of_blanks
 from ..ir.specs import SamplingSpec, shown
 from .bindings import JoinBinding, NodeBinding
-from .call_sites import Site
+from .call_sites import CallSite
 from .cursor import Cursor, Line
 from .expressions import (
     Chain,
@@ -57,7 +57,7 @@ class Statement:
     __slots__ = ("_base", "_bindings", "_branch", "_count", "_cursor", "_line", "_origin", "_pieces", "_recorder", "_role",
                  "_suffix", "_tip", "chooses", "nodes")  # fmt: skip
 
-    def __init__(self, cursor: Cursor, site: Site) -> None:
+    def __init__(self, cursor: Cursor, site: CallSite) -> None:
         """Begin one where the cursor stands. Raises BranchError or CancelledError where its line is over."""
         line = cursor.line
         if line.closed is not None or line.cancelled:
@@ -314,7 +314,7 @@ def commit(*statements: Statement) -> None:
                 statement._cursor.rebind(handle.name, bound)
 
 
-def say(cursor: Cursor, item: Any, site: Site) -> None:
+def say(cursor: Cursor, item: Any, site: CallSite) -> None:
     """Append one item as a statement of its own."""
     statement = Statement(cursor, site)
     statement.add(item)
@@ -325,7 +325,7 @@ def say(cursor: Cursor, item: Any, site: Site) -> None:
                 warn_of_blanks(cursor.recorder.graph, node)
 
 
-def push(cursor: Cursor, site: Site, kind: type[Node], **fields: Any) -> str:
+def push(cursor: Cursor, site: CallSite, kind: type[Node], **fields: Any) -> str:
     """Append one node as a statement of its own. Returns its id."""
     statement = Statement(cursor, site)
     node_id = statement.push(kind, **fields)

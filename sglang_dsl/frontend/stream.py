@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from ..errors import DeadlineError, ProgramError, SpecError, UnknownNameError
 from ..ir.execution import Event
 from ..ir.nodes import Gen, Node, Select
-from ..ir.outcome import PathText, Torn
+from ..ir.outcome import PartialCharacters, PathText
 from ..ir.specs import shown
 from .cursor import SILENT
 from .state import State
@@ -225,17 +225,17 @@ class RunTranscript:
         self._begun = False
         return text
 
-    def _let_go(self, text: str, torn: Torn | None) -> str:
+    def _let_go(self, text: str, torn: PartialCharacters | None) -> str:
         if not text:
             return ""
         if self._begun and torn is not None:
-            torn = Torn(b"", torn.tail)
+            torn = PartialCharacters(b"", torn.tail)
         said = PathText(REPLACED if self._half else "", self._half)
         said.add(text, torn)
         self._begun, self._half = True, said.half
         return said.text[:-1] if said.half else said.text
 
-    def _torn(self, node: Node) -> Torn | None:
+    def _torn(self, node: Node) -> PartialCharacters | None:
         future = self._session.run.value(node.id)
         return None if future.cancelled() or future.exception() is not None else future.result().torn
 

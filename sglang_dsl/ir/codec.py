@@ -44,7 +44,7 @@ from .nodes import (
     Reasoning,
     Reference,
 )
-from .outcome import ChoiceScore, Meta, Outcome, TokenScore, Torn, Usage
+from .outcome import ChoiceScore, Meta, Outcome, PartialCharacters, TokenScore, Usage
 from .specs import ConstraintSpec, SamplingSpec, shown
 from .values import decode_error, decode_value, encode_error, encode_value
 
@@ -306,7 +306,7 @@ def _words() -> Mapping[str, Any]:
         "bool": StrictBool,
         "float": read(_number),
         "bytes": read(_bytes),
-        "Torn": Annotated[halves, AfterValidator(lambda found: Torn(*found))],
+        "PartialCharacters": Annotated[halves, AfterValidator(lambda found: PartialCharacters(*found))],
         "Any": read(decode_value),
         "Json": Annotated[Any, AfterValidator(_not_too_deep)],
         "Expression": read(_expression),

@@ -198,7 +198,7 @@ WIDTH = 110
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SiblingCalls:
     """Sibling calls of one name in one line. The first of them computes what the further ones share."""
 
     calls: tuple[CallCost, ...]
@@ -223,7 +223,7 @@ class Explanation:
     cost: GraphCost
     findings: tuple[PrefixFinding, ...]
     notes: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[SiblingCalls, ...]
     actual: tuple[int, int, int] | None = None
     incomplete: tuple[str, ...] = ()
 
@@ -335,14 +335,14 @@ def _notes(counted: GraphCost, meter: Meter) -> list[str]:
     ]
 
 
-def _rows(graph: Graph, counted: GraphCost, outcomes: Mapping[str, Outcome]) -> list[Row]:
+def _rows(graph: Graph, counted: GraphCost, outcomes: Mapping[str, Outcome]) -> list[SiblingCalls]:
     """Calls of one batch that differ in nothing but their prompt stand in one row."""
     group_of = {call: number for number, group in enumerate(sibling_groups(graph)) for call in group}
     rows: dict[tuple[object, ...], list[CallCost]] = {}
     for call in counted.calls:
         group = group_of.get(call.node_id, call.node_id)
         rows.setdefault((group, call.name, call.forced_tokens, call.bound_tokens), []).append(call)
-    return [Row(tuple(calls), _generated(calls, outcomes)) for calls in rows.values()]
+    return [SiblingCalls(tuple(calls), _generated(calls, outcomes)) for calls in rows.values()]
 
 
 def _generated(calls: Sequence[CallCost], outcomes: Mapping[str, Outcome]) -> int | None:
@@ -359,7 +359,7 @@ def _actual(outcomes: Mapping[str, Outcome]) -> tuple[int, int, int]:
     )
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: SiblingCalls) -> list[str]:
     first, further = row.calls[0], row.calls[1:]
     bound = f"{first.bound_tokens:,}" if row.generated is None else f"{first.bound_tokens:,} (made {row.generated:,})"
     return [

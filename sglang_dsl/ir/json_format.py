@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import ExportError, FormatError, Origin
 from .codec import Data, decode_graph, encode_graph, nesting
 from .graph import Graph
-from .nodes import Break, Gen, Join, Node, Switch, Tool
+from .nodes import Break, Gen, Join, Node, Switch, ToolNode
 from .semantics import every_node
 
 FORMAT = "sglang_dsl.graph"
@@ -139,7 +139,7 @@ def _needs_python(node: Node, registry: Collection[str]) -> Iterator[str]:
             yield f"is a break ({reason})"
         case Switch(assumed=True):
             yield "is a switch of which not every path was traced"
-        case Tool(tool=tool) if tool not in registry:
+        case ToolNode(tool=tool) if tool not in registry:
             yield f"calls the tool {tool!r}, which is not registered"
         case Join(key=str() as key) if key not in registry:
             yield f"chooses by the Python function {key!r}, which is not registered"

@@ -230,7 +230,7 @@ class Objects(Protocol):
 
 @quick_init
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tool(Node):
+class ToolNode(Node):
     """A registered Python function, called with JSON arguments. Appends nothing by itself; its value is JSON.
 
     objects: in the graph of a run, the arguments as the Python objects that the program gave; never stored.
@@ -360,7 +360,7 @@ class Return(Node):
 ModelCall: TypeAlias = Gen | Select
 NODE_CLASSES: dict[str, type[Node]] = {
     c.kind: c
-    for c in (Input, Text, RoleBegin, RoleEnd, Gen, Select, Fork, Join, Tool, Switch, Loop, Map, Break, Return)
+    for c in (Input, Text, RoleBegin, RoleEnd, Gen, Select, Fork, Join, ToolNode, Switch, Loop, Map, Break, Return)
 }
 
 

@@ -17,7 +17,7 @@ _MOST = 3  # bytes of a character that is not whole
 _REPLACED = "\ufffd"
 
 
-class Torn(NamedTuple):
+class PartialCharacters(NamedTuple):
     """The bytes of characters that a text begins or ends in the middle of; it shows U+FFFD for each of `head`, and one for
     `tail`. Of a text that is nothing but `head` no tail is noted.
     """
@@ -26,7 +26,7 @@ class Torn(NamedTuple):
     tail: bytes = b""
 
 
-class Said(Protocol):
+class AppendedText(Protocol):
     """What a node has added to its path."""
 
     @property
@@ -34,18 +34,18 @@ class Said(Protocol):
         """Decoded alone."""
 
     @property
-    def torn(self) -> Torn | None:
+    def torn(self) -> PartialCharacters | None:
         """Where it begins or ends inside a character."""
 
 
-def torn_of(data: bytes | bytearray) -> Torn | None:
+def torn_of(data: bytes | bytearray) -> PartialCharacters | None:
     """Where these bytes begin or end inside a character; None if they do neither."""
     size = len(data)
     first = 0
     while first < min(size, _MOST) and 0x80 <= data[first] < 0xC0:
         first += 1
     tail = b"" if first == size else _open_end(data)
-    return Torn(bytes(data[:first]), tail) if first or tail else None
+    return PartialCharacters(bytes(data[:first]), tail) if first or tail else None
 
 
 class PathText:
@@ -63,7 +63,7 @@ class PathText:
         self._whole_head = not text  # nothing but `_head` so far
         self.half = half
 
-    def add(self, text: str, torn: Torn | None = None) -> None:
+    def add(self, text: str, torn: PartialCharacters | None = None) -> None:
         """More text; `torn`: where it begins or ends inside a character."""
         if not str.__len__(text):  # of a text in a trace, whose own length is a question
             return
@@ -90,9 +90,9 @@ class PathText:
         return "".join(self._parts)
 
     @property
-    def torn(self) -> Torn | None:
+    def torn(self) -> PartialCharacters | None:
         """Where all of it begins or ends inside a character."""
-        return Torn(self._head, self.half) if self._head or self.half else None
+        return PartialCharacters(self._head, self.half) if self._head or self.half else None
 
 
 def _open_end(data: bytes | bytearray) -> bytes:
@@ -187,7 +187,7 @@ class Outcome:
     value: Any = None
     text: str = ""
     meta: Meta | None = None
-    torn: Torn | None = None
+    torn: PartialCharacters | None = None
     winners: tuple[int, ...] | None = None  # joins: the branches that decided, in deciding order
     to_json: Callable[[Any], Any] | None = field(default=None, compare=False, repr=False)
     accepted: Accepted | None = field(default=None, compare=False, repr=False)

@@ -3,7 +3,7 @@
 Sub-graphs (arms of a Switch, bodies of Loop and Map) are checked by the same rules: in them a node without a context
 continues the text of the node that holds them, and values of the enclosing graph are in sight.
 
-Each rule is one function; `RULES` names them. A rule gets the node under check and the `Site` it stands in, and yields a
+Each rule is one function; `RULES` names them. A rule gets the node under check and the `CheckedGraph` it stands in, and yields a
 sentence for each way in which it is broken.
 """
 
@@ -35,7 +35,7 @@ from .nodes import (
     Select,
     Switch,
     Text,
-    Tool,
+    ToolNode,
     data_of,
     references_in,
     subgraphs,
@@ -43,13 +43,13 @@ from .nodes import (
 from .operations import OPERATION_NAMES
 from .semantics import same_key
 
-VALUE_KINDS = (Input, Gen, Select, Join, Tool, Switch, Loop, Map)
+VALUE_KINDS = (Input, Gen, Select, Join, ToolNode, Switch, Loop, Map)
 TEXT_KINDS = (Text, RoleBegin, RoleEnd, Gen, Select, Fork, Switch, Loop)
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(slots=True)
-class Site:
+class CheckedGraph:
     """A graph being checked and what lies around it. Owner: one call of `findings`.
 
     seen: nodes of this graph before the one under check. outer: nodes of the enclosing graphs that are in sight.
@@ -71,10 +71,10 @@ class Site:
         return self.open_role if node.context is None else self.role_at.get(node.context)
 
 
-Rule: TypeAlias = Callable[[Site, Node], Iterator[str]]
+Rule: TypeAlias = Callable[[CheckedGraph, Node], Iterator[str]]
 
 
-def role_after(site: Site, node: Node) -> str | None:
+def role_after(site: CheckedGraph, node: Node) -> str | None:
     """The role that is open after a node."""
     match node:
         case RoleBegin(role=role):
@@ -99,14 +99,14 @@ def _role_at_end(graph: Graph, role: str | None) -> str | None:
     return role
 
 
-def _context(site: Site, node: Node) -> Iterator[str]:
+def _context(site: CheckedGraph, node: Node) -> Iterator[str]:
     """A context is an earlier node of the same graph, so every path ends at the root and none is a circle."""
     if node.context is not None and node.context not in site.seen:
         where = "is later in the graph" if node.context in site.graph else "does not exist in this graph"
         yield f"its context {node.context!r} {where}"
 
 
-def _root(site: Site, node: Node) -> Iterator[str]:
+def _root(site: CheckedGraph, node: Node) -> Iterator[str]:
     """All text of a graph hangs on one root, so it has one beginning."""
     if node.context is None and isinstance(node, TEXT_KINDS):
         first = next((n for n in site.seen.values() if n.context is None and isinstance(n, TEXT_KINDS)), None)
@@ -114,7 +114,7 @@ def _root(site: Site, node: Node) -> Iterator[str]:
             yield f"it has no context, and the graph begins with {first.id!r} already"
 
 
-def _branch(site: Site, node: Node) -> Iterator[str]:
+def _branch(site: CheckedGraph, node: Node) -> Iterator[str]:
     """A branch index says which branch of a Fork starts here."""
     if node.branch is None:
         return
@@ -125,7 +125,7 @@ def _branch(site: Site, node: Node) -> Iterator[str]:
         yield f"branch {node.branch} of fork {parent.id!r}, which has {parent.size} branches"
 
 
-def _reference(site: Site, node: Node) -> Iterator[str]:
+def _reference(site: CheckedGraph, node: Node) -> Iterator[str]:
     """What a node mentions is a value that exists before it."""
     for node_id in (*data_of(node), *node.control):
         target = site.find(node_id)
@@ -136,7 +136,7 @@ def _reference(site: Site, node: Node) -> Iterator[str]:
             yield f"it refers to {node_id!r}, a {target.kind} node, which has no value"
 
 
-def _operation(site: Site, node: Node) -> Iterator[str]:
+def _operation(site: CheckedGraph, node: Node) -> Iterator[str]:
     """Recorded operations are those of the closed table."""
     for reference in (r for mentioned in node.mentions() for r in references_in(mentioned)):
         for operation in reference.operations:
@@ -144,7 +144,7 @@ def _operation(site: Site, node: Node) -> Iterator[str]:
                 yield f"operation {operation.name!r} on {reference.node_id!r} is unknown"
 
 
-def _role(site: Site, node: Node) -> Iterator[str]:
+def _role(site: CheckedGraph, node: Node) -> Iterator[str]:
     """Roles are opened and closed in pairs, and do not nest."""
     open_role = site.role_before(node)
     match node:
@@ -158,7 +158,7 @@ def _role(site: Site, node: Node) -> Iterator[str]:
             yield f"role {role!r} ends, but {open_role!r} is open"
 
 
-def _arm_roles(site: Site, node: Node) -> Iterator[str]:
+def _arm_roles(site: CheckedGraph, node: Node) -> Iterator[str]:
     """Whatever way a program takes, the same role is open after it."""
     before = site.role_before(node)
     match node:
@@ -170,13 +170,13 @@ def _arm_roles(site: Site, node: Node) -> Iterator[str]:
             yield "its body leaves a role open or closes one it did not open"
 
 
-def _fork(site: Site, node: Node) -> Iterator[str]:
+def _fork(site: CheckedGraph, node: Node) -> Iterator[str]:
     """A fork has branches."""
     if isinstance(node, Fork) and node.size < 1:
         yield f"its size is {node.size}"
 
 
-def _join(site: Site, node: Node) -> Iterator[str]:
+def _join(site: CheckedGraph, node: Node) -> Iterator[str]:
     """A join gathers the branches of one earlier fork, each from a tip on that very branch."""
     if not isinstance(node, Join):
         return
@@ -194,7 +194,7 @@ def _join(site: Site, node: Node) -> Iterator[str]:
             yield f"tip {tip!r} does not lie on branch {index} of fork {fork.id!r}"
 
 
-def _branch_of(site: Site, fork_id: str, tip: str) -> int | None:
+def _branch_of(site: CheckedGraph, fork_id: str, tip: str) -> int | None:
     """Which branch of the fork the context path of `tip` runs through."""
     current = site.find(tip)
     while current is not None and current.context != fork_id:
@@ -202,7 +202,7 @@ def _branch_of(site: Site, fork_id: str, tip: str) -> int | None:
     return None if current is None else current.branch
 
 
-def _join_mode(site: Site, node: Node) -> Iterator[str]:
+def _join_mode(site: CheckedGraph, node: Node) -> Iterator[str]:
     """`first` and `quorum` say how many; `best` says by what."""
     if not isinstance(node, Join):
         return
@@ -216,13 +216,13 @@ def _join_mode(site: Site, node: Node) -> Iterator[str]:
         yield "mode 'best' needs a key" if node.mode == "best" else f"mode {node.mode!r} takes no key"
 
 
-def _select(site: Site, node: Node) -> Iterator[str]:
+def _select(site: CheckedGraph, node: Node) -> Iterator[str]:
     """A select has something to choose from."""
     if isinstance(node, Select) and not node.choices:
         yield "it has no choices"
 
 
-def _switch(site: Site, node: Node) -> Iterator[str]:
+def _switch(site: CheckedGraph, node: Node) -> Iterator[str]:
     """Exactly one arm fits each possible value."""
     if not isinstance(node, Switch):
         return
@@ -240,7 +240,7 @@ def _switch(site: Site, node: Node) -> Iterator[str]:
         yield f"no arm takes {', '.join(missing)}"
 
 
-def _uncovered(site: Site, on: Reference, arms: tuple[Arm, ...]) -> list[str]:
+def _uncovered(site: CheckedGraph, on: Reference, arms: tuple[Arm, ...]) -> list[str]:
     """Choices of the select a switch decides on that no arm takes (nothing where the choices are not known)."""
     target = site.find(on.node_id)
     if not isinstance(target, Select) or on.operations or any(arm.values is None for arm in arms):
@@ -249,7 +249,7 @@ def _uncovered(site: Site, on: Reference, arms: tuple[Arm, ...]) -> list[str]:
     return [repr(c) for c in target.choices if isinstance(c, str) and same_key(c) not in taken]
 
 
-def _loop(site: Site, node: Node) -> Iterator[str]:
+def _loop(site: CheckedGraph, node: Node) -> Iterator[str]:
     """A loop is bounded, and is stopped by a value of its own body."""
     if not isinstance(node, Loop):
         return
@@ -259,13 +259,13 @@ def _loop(site: Site, node: Node) -> Iterator[str]:
         yield f"it repeats until {node.until.node_id!r}, which is not in its body"
 
 
-def _map(site: Site, node: Node) -> Iterator[str]:
+def _map(site: CheckedGraph, node: Node) -> Iterator[str]:
     """A map's item is an Input of its body."""
     if isinstance(node, Map) and (node.item not in node.body or not isinstance(node.body[node.item], Input)):
         yield f"its item {node.item!r} is not an input of its body"
 
 
-def _result(site: Site, node: Node) -> Iterator[str]:
+def _result(site: CheckedGraph, node: Node) -> Iterator[str]:
     """The result of an arm or a body is made of values in sight at its end."""
     pairs = [(arm.result, arm.graph) for arm in node.arms] if isinstance(node, Switch) else []
     if isinstance(node, Loop | Map):
@@ -277,7 +277,7 @@ def _result(site: Site, node: Node) -> Iterator[str]:
                 yield f"its result mentions {reference.node_id!r}, which is no value in sight"
 
 
-def _name(site: Site, node: Node) -> Iterator[str]:
+def _name(site: CheckedGraph, node: Node) -> Iterator[str]:
     """Names are not empty; an input's is its own."""
     if getattr(node, "name", None) == "":
         yield "its name is empty"
@@ -287,7 +287,7 @@ def _name(site: Site, node: Node) -> Iterator[str]:
             yield f"input {node.name!r} exists already as {twin.id!r}"
 
 
-def _number(site: Site, node: Node) -> Iterator[str]:
+def _number(site: CheckedGraph, node: Node) -> Iterator[str]:
     """Counts and times are in range."""
     timeout_s = getattr(node, "timeout_s", None)
     if timeout_s is not None and not timeout_s > 0:
@@ -301,7 +301,7 @@ def _number(site: Site, node: Node) -> Iterator[str]:
             yield "a reasoning marker is empty"
 
 
-def _text(site: Site, node: Node) -> Iterator[str]:
+def _text(site: CheckedGraph, node: Node) -> Iterator[str]:
     """Text can be written as UTF-8 (no lone surrogates), so that a tokenizer and a file can hold it."""
     if isinstance(node, Text):
         for piece in node.pieces:
@@ -309,13 +309,13 @@ def _text(site: Site, node: Node) -> Iterator[str]:
                 yield "its text holds a lone surrogate, which no tokenizer takes"
 
 
-def _return(site: Site, node: Node) -> Iterator[str]:
+def _return(site: CheckedGraph, node: Node) -> Iterator[str]:
     """A program returns once."""
     if isinstance(node, Return) and any(isinstance(n, Return) for n in site.seen.values()):
         yield "the graph has a return already"
 
 
-def _shadow(site: Site, node: Node) -> Iterator[str]:
+def _shadow(site: CheckedGraph, node: Node) -> Iterator[str]:
     """An id means one node, in sub-graphs too."""
     if node.id in site.outer:
         yield "its id is taken by a node of the enclosing graph"
@@ -384,10 +384,10 @@ def verify(graph: Graph) -> None:
 
 def findings(graph: Graph) -> list[Finding]:
     """Every broken rule, in node order. Empty for a sound graph."""
-    return list(_check(Site(graph)))
+    return list(_check(CheckedGraph(graph)))
 
 
-def _check(site: Site) -> Iterator[Finding]:
+def _check(site: CheckedGraph) -> Iterator[Finding]:
     for node in site.graph:
         for rule, check in RULES.items():
             for what in check(site, node):
@@ -397,6 +397,8 @@ def _check(site: Site) -> Iterator[Finding]:
         site.seen[node.id] = node
 
 
-def _check_inside(site: Site, node: Node) -> Iterator[Finding]:
+def _check_inside(site: CheckedGraph, node: Node) -> Iterator[Finding]:
     for inner in subgraphs(node):
-        yield from _check(Site(inner, outer=ChainMap(site.seen, *site.outer.maps), open_role=site.role_before(node)))
+        yield from _check(
+            CheckedGraph(inner, outer=ChainMap(site.seen, *site.outer.maps), open_role=site.role_before(node))
+        )

@@ -29,7 +29,7 @@ from sglang_dsl.ir.nodes import (
     Select,
     Switch,
     Text,
-    Tool,
+    ToolNode,
 )
 from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
 
@@ -189,7 +189,7 @@ def every_kind() -> Graph:
     line.add(Input(id="topics", name="topics", type_name="list[str]"))
     line.add(Text(id="", pieces=(Plain("Plain "), Raw("<|raw|>"), Reference("topics", (Operation("item", (0,)),)))))
     line.turn("user", text("hello"))
-    line.add(Tool(id="search", tool="search", name="hits", pure=True))
+    line.add(ToolNode(id="search", tool="search", name="hits", pure=True))
     body = Line("", prefix="loop.")
     body.add(Select(id="done", name="done", choices=("yes", "no")))
     line.add(Loop(id="loop", body=body.graph, until=Reference("done"), stop_value="yes", limit=3))

@@ -29,7 +29,7 @@ from sglang_dsl.ir.nodes import (
     RoleEnd,
     Select,
     Text,
-    Tool,
+    ToolNode,
     taking_part,
 )
 from sglang_dsl.ir.operations import apply_all
@@ -197,7 +197,7 @@ class FakeRun:
                 return Outcome(value=chosen, text=chosen, meta=Meta(finish_reason="selected"))
             case Join():
                 return self._join(node)
-            case Tool(tool=key, arguments=arguments):
+            case ToolNode(tool=key, arguments=arguments):
                 return Outcome(value=self.registry[key](**self._evaluate(arguments)))
             case Return(value=value):
                 return Outcome(value=self._evaluate(value))

@@ -21,7 +21,7 @@ from sglang_dsl.errors import (
     UnknownNameError,
     UnresolvedError,
 )
-from sglang_dsl.ir.nodes import Constant, Reference, Return, Tool
+from sglang_dsl.ir.nodes import Constant, Reference, Return, ToolNode
 from sglang_dsl.ir.verify import findings
 
 
@@ -600,7 +600,7 @@ def test_tool_is_called_by_the_runtime_and_read_like_its_result(fake):
     full = ["x0", "x1", "x2"]
     assert result.value == (full, full, "x0", 3)
     assert result.text == 'Found: ["x0", "x1", "x2"]'
-    (node,) = [n for n in result.graph if isinstance(n, Tool)]
+    (node,) = [n for n in result.graph if isinstance(n, ToolNode)]
     assert (node.pure, node.timeout_s, node.tool) == (True, 3, search.key)
 
 
@@ -616,7 +616,7 @@ def test_tool_takes_and_gives_what_its_annotations_say(fake):
 
     result = p.run(options=on(fake()))
     assert result.value == (Point(2, 1), Point(1, 2))
-    assert {n.tool for n in result.graph if isinstance(n, Tool)} == {swap.key}
+    assert {n.tool for n in result.graph if isinstance(n, ToolNode)} == {swap.key}
 
 
 def test_tool_called_outside_of_a_program_is_the_function():

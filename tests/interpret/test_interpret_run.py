@@ -41,7 +41,7 @@ from sglang_dsl.ir.nodes import (
     RoleEnd,
     Select,
     Text,
-    Tool,
+    ToolNode,
 )
 from sglang_dsl.ir.specs import ConstraintSpec, RunOptions, SamplingSpec
 from sglang_dsl.runtime.interpret.run import InterpretedRun
@@ -743,9 +743,9 @@ def test_run_listener_that_raises_harms_nobody() -> None:
 # tools
 
 
-def call(id_: str, tool: str, context: str | None = None, **more: Any) -> Tool:
+def call(id_: str, tool: str, context: str | None = None, **more: Any) -> ToolNode:
     arguments = DictOf(tuple((k, v) for k, v in more.pop("arguments", {}).items()))
-    return Tool(id=id_, name=id_, tool=tool, context=context, arguments=arguments, **more)
+    return ToolNode(id=id_, name=id_, tool=tool, context=context, arguments=arguments, **more)
 
 
 def test_tool_value_is_json_and_may_be_mentioned() -> None:

@@ -12,7 +12,7 @@ from fake_target import FakeTarget
 
 from sglang_dsl.errors import DeadlineError, ToolError
 from sglang_dsl.ir.execution import RunSpec
-from sglang_dsl.ir.nodes import DictOf, Tool
+from sglang_dsl.ir.nodes import DictOf, ToolNode
 from sglang_dsl.ir.specs import RunOptions
 from sglang_dsl.runtime.interpret.run import InterpretedRun
 from sglang_dsl.runtime.interpret.user_code import WORKERS
@@ -32,8 +32,8 @@ def run_with(registry: dict[str, Callable[..., Any]], **options: Any) -> Interpr
     )
 
 
-def call(node_id: str, tool: str, timeout_s: float | None = None) -> Tool:
-    return Tool(id=node_id, name=tool, tool=tool, arguments=DictOf(()), timeout_s=timeout_s)
+def call(node_id: str, tool: str, timeout_s: float | None = None) -> ToolNode:
+    return ToolNode(id=node_id, name=tool, tool=tool, arguments=DictOf(()), timeout_s=timeout_s)
 
 
 def test_timeout_counts_from_the_start_of_the_call_not_while_it_waits_for_a_thread(stuck: threading.Event) -> None:

@@ -138,7 +138,7 @@ FLAT_NODES = st.one_of(
         key=maybe(NAMES),
     ),
     node_of(
-        n.Tool,
+        n.ToolNode,
         name=maybe(NAMES),
         tool=NAMES,
         arguments=DICTS,

@@ -23,7 +23,7 @@ from sglang_dsl.ir.nodes import (
     Select,
     Switch,
     Text,
-    Tool,
+    ToolNode,
 )
 
 GRAPH = Graph(
@@ -95,7 +95,7 @@ def test_dumps_value_that_is_no_json_is_refused():
 
 def test_check_exportable_names_everything_that_needs_python():
     origin = Origin("p.py", 4)
-    inner = Graph([Tool(id="t", tool="search", origin=origin)])
+    inner = Graph([ToolNode(id="t", tool="search", origin=origin)])
     graph = Graph(
         [
             Select(id="k", choices=("a",)),
@@ -115,7 +115,7 @@ def test_check_exportable_names_everything_that_needs_python():
 
 
 def test_check_exportable_registered_tools_and_keys_pass():
-    graph = Graph([Gen(id="g", validator="check"), Tool(id="t", tool="search")])
+    graph = Graph([Gen(id="g", validator="check"), ToolNode(id="t", tool="search")])
     check_exportable(graph, {"check", "search"})
     with pytest.raises(ExportError, match="search"):
         check_exportable(graph, {"check"})

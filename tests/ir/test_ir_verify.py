@@ -24,7 +24,7 @@ from sglang_dsl.ir.nodes import (
     Select,
     Switch,
     Text,
-    Tool,
+    ToolNode,
 )
 from sglang_dsl.ir.verify import RULES, findings, verify
 
@@ -130,7 +130,7 @@ BROKEN = {
     "number": [
         ([T, Gen(id="g", context="t", retries=-1)], "retries is -1"),
         ([T, Gen(id="g", context="t", sample=-1)], "sample is -1"),
-        ([T, Tool(id="g", context="t", tool="f", timeout_s=0)], "timeout_s is 0"),
+        ([T, ToolNode(id="g", context="t", tool="f", timeout_s=0)], "timeout_s is 0"),
         ([T, Gen(id="g", context="t", reasoning=Reasoning(begin=""))], "marker is empty"),
     ],
     "text": [([Text(id="t", pieces=(Plain("\ud800"),))], "lone surrogate")],

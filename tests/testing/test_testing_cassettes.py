@@ -19,7 +19,7 @@ from sglang_dsl.errors import (
     QueueFullError,
     SpecError,
 )
-from sglang_dsl.ir.outcome import TokenScore, Torn
+from sglang_dsl.ir.outcome import PartialCharacters, TokenScore
 from sglang_dsl.runtime.backends.cassette import Cassette, ModelFacts, RecordedCall
 from sglang_dsl.runtime.schedule.request import GenerateResult, ScoreResult
 from sglang_dsl.testing import Fault, cassette, fails, mock, pieces, with_faults
@@ -183,7 +183,7 @@ def test_cassette_keeps_scores_and_torn_bytes_to_the_last_bit(tmp_path: Path) ->
     scores = (
         TokenScore(token_id=1, logprob=-0.0, token_bytes=b"\xe6", top=((2, -math.inf, b"\xff"), (3, math.nan, b""))),
     )
-    generated = GenerateResult(request_id="", token_ids=(1,), text="\ud800\ufffd", finish_reason="eos", torn=Torn(b"", b"\xe6"), token_scores=scores, prompt_scores=(None, *scores), matched=2**70, started_s=0.1 + 0.2)  # fmt: skip
+    generated = GenerateResult(request_id="", token_ids=(1,), text="\ud800\ufffd", finish_reason="eos", torn=PartialCharacters(b"", b"\xe6"), token_scores=scores, prompt_scores=(None, *scores), matched=2**70, started_s=0.1 + 0.2)  # fmt: skip
     scored = ScoreResult(request_id="", logprobs=((-0.1 - 0.2, -math.inf),))
     calls = [
         RecordedCall({"kind": "generate"}, 0, [("\ud800", 1)], generated),

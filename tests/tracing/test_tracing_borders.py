@@ -11,7 +11,7 @@ from trial_runs import breaks, kinds
 from sglang_dsl import RunOptions, State, gen, program, role, select, tool, user
 from sglang_dsl.errors import SpecError, TraceError
 from sglang_dsl.frontend.tracing.shapes import Tags, holds_tag
-from sglang_dsl.ir.nodes import Concat, Constant, DictOf, ListOf, Reference, Return, Select, Tool
+from sglang_dsl.ir.nodes import Concat, Constant, DictOf, ListOf, Reference, Return, Select, ToolNode
 from sglang_dsl.runtime.backends.mock import mock
 
 
@@ -124,7 +124,7 @@ def test_tool_arguments_hold_references_and_the_tool_is_not_run() -> None:
     def body(s, v):
         s += s.call(look, f"<{v}>", {"q": v, "k": [v, 1]})
 
-    (call,) = [n for n in _traced(body) if isinstance(n, Tool)]
+    (call,) = [n for n in _traced(body) if isinstance(n, ToolNode)]
     assert call.arguments == DictOf(
         (
             ("query", Concat((Constant("<"), Reference("1"), Constant(">")))),

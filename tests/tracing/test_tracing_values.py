@@ -13,7 +13,17 @@ from pydantic import BaseModel, Field, field_validator
 from trial_runs import assert_same, breaks, everything, kinds
 
 from sglang_dsl import State, gen, program, select, tool
-from sglang_dsl.frontend.tracing.shapes import Data, Finite, Maybe, Number, Opaque, Text, of_schema, of_type, whole
+from sglang_dsl.frontend.tracing.shapes import (
+    DataShape,
+    FiniteShape,
+    NumberShape,
+    OpaqueShape,
+    OptionalShape,
+    TextShape,
+    of_schema,
+    of_type,
+    whole,
+)
 from sglang_dsl.frontend.tracing.values import Unknown
 from sglang_dsl.ir.nodes import Operation, Plain, Reference, Return, Switch
 from sglang_dsl.ir.nodes import Text as TextNode
@@ -73,15 +83,15 @@ class Row(TypedDict):
 @pytest.mark.parametrize(
     ("wanted", "shape"),
     [
-        (str, Text()),
-        (int, Number()),
-        (float, Number(float, convert=True)),
-        (bool, Finite(((True, True), (False, False)))),
-        (Literal["a", 1], Finite((("a", "a"), (1, 1)))),
-        (Kind, Finite((("bug", Kind.BUG), ("ask", Kind.ASK)))),
-        (str | None, Maybe(Text())),
-        (Row, Data(dict, (("key", Text()), ("count", Number())))),
-        (Point, Data(Point, (("x", Number()), ("label", Text())), attributes=True)),
+        (str, TextShape()),
+        (int, NumberShape()),
+        (float, NumberShape(float, convert=True)),
+        (bool, FiniteShape(((True, True), (False, False)))),
+        (Literal["a", 1], FiniteShape((("a", "a"), (1, 1)))),
+        (Kind, FiniteShape((("bug", Kind.BUG), ("ask", Kind.ASK)))),
+        (str | None, OptionalShape(TextShape())),
+        (Row, DataShape(dict, (("key", TextShape()), ("count", NumberShape())))),
+        (Point, DataShape(Point, (("x", NumberShape()), ("label", TextShape())), attributes=True)),
     ],
 )
 def test_shape_of_a_type(wanted, shape) -> None:
@@ -90,7 +100,7 @@ def test_shape_of_a_type(wanted, shape) -> None:
 
 @pytest.mark.parametrize("wanted", [date, Checked, int | str, dict[int, str]])
 def test_shape_of_what_only_python_can_make_is_opaque(wanted) -> None:
-    assert isinstance(of_type(wanted), Opaque)
+    assert isinstance(of_type(wanted), OpaqueShape)
 
 
 def test_shape_knows_which_values_are_whole_as_json() -> None:
@@ -103,7 +113,7 @@ def test_shape_knows_which_values_are_whole_as_json() -> None:
 
 def test_shape_of_a_schema() -> None:
     schema = {"type": "object", "required": ["a"], "properties": {"a": {"enum": ["x"]}, "b": {"type": "string"}}}
-    assert of_schema(schema) == Data(dict, (("a", Finite((("x", "x"),))),), plain=True)
+    assert of_schema(schema) == DataShape(dict, (("a", FiniteShape((("x", "x"),))),), plain=True)
 
 
 def _traced(body, call):

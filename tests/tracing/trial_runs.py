@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sglang_dsl.frontend.tracing.rehearsal import NASTY, Performance, Rehearsal, Samples
+from sglang_dsl.frontend.tracing.rehearsal import NASTY, Samples, TrialExecutor, TrialRun
 from sglang_dsl.ir.execution import RunSpec, execute
 from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.nodes import Break, Loop, Map, Node, Switch
@@ -52,7 +52,7 @@ def kinds(graph: Graph) -> list[str]:
     return [node.kind for node in graph]
 
 
-def did(run: Callable[[], Performance]) -> Any:
+def did(run: Callable[[], TrialRun]) -> Any:
     """Calls (in any order), text and returned value; or that it failed."""
     try:
         performed = run()
@@ -63,17 +63,17 @@ def did(run: Callable[[], Performance]) -> Any:
     return calls, performed.root.end, None if returned is None else returned.value
 
 
-def run_body(program: Any, samples: Samples, *args: Any, **kwargs: Any) -> Performance:
+def run_body(program: Any, samples: Samples, *args: Any, **kwargs: Any) -> TrialRun:
     """The body, for real, on samples."""
-    backend = Rehearsal(samples)
+    backend = TrialExecutor(samples)
     program.run(*args, options=RunOptions(backend=backend), **kwargs)
     assert backend.run is not None
     return backend.run
 
 
-def run_graph(graph: Graph, samples: Samples, registry: Any = None, **arguments: Any) -> Performance:
+def run_graph(graph: Graph, samples: Samples, registry: Any = None, **arguments: Any) -> TrialRun:
     """The graph on the same samples."""
-    backend = Rehearsal(samples)
+    backend = TrialExecutor(samples)
     spec = RunSpec(
         program=graph.name, options=RunOptions(backend=backend), arguments=arguments, registry=registry or {}
     )
@@ -88,12 +88,12 @@ def assert_same(program: Any, graph: Graph, *args: Any, texts: Sequence[str] = O
         samples = Samples(trial, texts)
         registry: dict[str, Any] = {}
 
-        def body(samples: Samples = samples, registry: dict[str, Any] = registry) -> Performance:
+        def body(samples: Samples = samples, registry: dict[str, Any] = registry) -> TrialRun:
             run = run_body(program, samples, *args)
             registry.update(run.registry)
             return run
 
-        def from_graph(samples: Samples = samples, registry: dict[str, Any] = registry) -> Performance:
+        def from_graph(samples: Samples = samples, registry: dict[str, Any] = registry) -> TrialRun:
             return run_graph(graph, samples, registry)
 
         expected = did(body)

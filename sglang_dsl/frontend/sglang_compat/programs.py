@@ -20,7 +20,7 @@ from ...ir.specs import JoinMode, RunOptions
 from ..batch import Call, run_all
 from ..bindings import ManualBinding
 from ..branches import Forked, JoinRequest, fork
-from ..call_sites import Site, Sites, caller_origin
+from ..call_sites import CallSite, CallSites, caller_origin
 from ..expressions import Chain, WholeTurn
 from ..program import Program
 from ..session import Result, settled, use
@@ -53,10 +53,10 @@ class ProgramState:
         self._say(other, self._site(sys._getframe(1)))
         return self
 
-    def _say(self, item: Any, site: Site) -> None:
+    def _say(self, item: Any, site: CallSite) -> None:
         say(self._cursor, item, site)
 
-    def _site(self, frame: Any) -> Site:
+    def _site(self, frame: Any) -> CallSite:
         return self._cursor.recorder.sites.at(frame)
 
     def system(self, expr: Any = None) -> Any:
@@ -71,7 +71,7 @@ class ProgramState:
         """Like `system`, for the assistant's turn."""
         return self._turn("assistant", expr, self._site(sys._getframe(1)))
 
-    def _turn(self, role: str, expr: Any, site: Site) -> Any:
+    def _turn(self, role: str, expr: Any, site: CallSite) -> Any:
         if expr is None:
             return OpenTurn(self._cursor, role, site)
         self._say(WholeTurn(role, (expr,)), site)
@@ -193,7 +193,7 @@ class ProgramState:
         return self._copied(self._site(sys._getframe(1)))
 
     @contextmanager
-    def _copied(self, site: Site) -> Iterator[ProgramState]:
+    def _copied(self, site: CallSite) -> Iterator[ProgramState]:
         (branch,) = fork(self._cursor, 1, site).branches
         yield ProgramState(State(branch, 0))
         for name, bound in branch.names.own.items():
@@ -285,7 +285,7 @@ class SglFunction:
         self.bind_arguments = dict(bind_arguments or {})
         self.arg_names, self._takes_more = _parameters(func)
         self._program: Program[..., Any] = Program(
-            _adapted(func), sites=Sites(func.__name__, func.__code__), parameters=self.arg_names
+            _adapted(func), sites=CallSites(func.__name__, func.__code__), parameters=self.arg_names
         )
         self._program.keep_failures = True
         self._program.language = "sglang"

@@ -15,39 +15,65 @@ from typing import Any, NoReturn
 from ...errors import TraceError
 from ...ir.execution import MISSING
 from ...ir.graph import Graph
-from ...ir.nodes import Constant, Expression, Gen, Input, Json, Loop, Map, Node, Reference, Return, Select, Switch, Tool
-from ...ir.outcome import Said
+from ...ir.nodes import (
+    Constant,
+    Expression,
+    Gen,
+    Input,
+    Json,
+    Loop,
+    Map,
+    Node,
+    Reference,
+    Return,
+    Select,
+    Switch,
+    ToolNode,
+)
+from ...ir.outcome import AppendedText
 from ...ir.semantics import is_among, taken_by
 from ..bindings import Bindings, JoinBinding, LocalBinding, NodeBinding, SpanBinding
-from ..call_sites import Site
+from ..call_sites import CallSite
 from ..cursor import Body, Cursor, Line
 from ..data import MENTIONS, json_constant
 from ..expressions import Handle
 from ..recorder import decided_by, run_switch
 from ..statement import push
 from .explore import explored
-from .items import Chooser, Decision, Group, Stop, link, loosen
-from .shapes import BOOL, JSON, TEXT, Data, Finite, Number, Opaque, Shape, Text, of_schema, of_type
-from .trace import Walk
+from .items import BodyStopped, Chooser, Decision, Group, link, loosen
+from .shapes import (
+    BOOL,
+    JSON,
+    TEXT,
+    DataShape,
+    FiniteShape,
+    NumberShape,
+    OpaqueShape,
+    Shape,
+    TextShape,
+    of_schema,
+    of_type,
+)
+from .trace import BodyRun
 from .values import Unknown, after, is_abstract
 
 _PLAIN: dict[type, Shape] = {
-    str: TEXT, int: Number(), float: Number(float), bool: BOOL, list: Data(list, plain=True), dict: Data(dict, plain=True)
+    str: TEXT, int: NumberShape(), float: NumberShape(float), bool: BOOL, list: DataShape(list, plain=True), dict: DataShape(dict, plain=True)
 }  # fmt: skip
 
 
-def value_of(path: Walk, bound: NodeBinding) -> Any:
+def value_of(path: BodyRun, bound: NodeBinding) -> Any:
     """The stand-in for what is bound."""
     return _at(path, Reference(bound.node_id), bound)
 
 
-def _at(path: Walk, reference: Reference, bound: NodeBinding) -> Any:
+def _at(path: BodyRun, reference: Reference, bound: NodeBinding) -> Any:
     if isinstance(bound, JoinBinding):
         return _gathered(path, reference, bound)
     return path.trace.member(reference, shape_of(path, bound))
 
 
-def _gathered(path: Walk, reference: Reference, bound: JoinBinding) -> Any:
+def _gathered(path: BodyRun, reference: Reference, bound: JoinBinding) -> Any:
     match bound.mode:
         case "all":
             return _list(path, reference, bound)
@@ -61,7 +87,7 @@ def _gathered(path: Walk, reference: Reference, bound: JoinBinding) -> Any:
     )
 
 
-def _list(path: Walk, reference: Reference, bound: JoinBinding) -> list[Any]:
+def _list(path: BodyRun, reference: Reference, bound: JoinBinding) -> list[Any]:
     """A real list: how many branches there are is known."""
     found: list[Any] = []
     for index, part in enumerate(bound.parts[branch] for branch in bound.listed(())):
@@ -73,11 +99,11 @@ def _list(path: Walk, reference: Reference, bound: JoinBinding) -> list[Any]:
     return found
 
 
-def _part(path: Walk, reference: Reference, part: NodeBinding | None) -> Any:
+def _part(path: BodyRun, reference: Reference, part: NodeBinding | None) -> Any:
     return MISSING if part is None else _at(path, reference, part)
 
 
-def _any_part(path: Walk, reference: Reference, bound: JoinBinding) -> Any:
+def _any_part(path: BodyRun, reference: Reference, bound: JoinBinding) -> Any:
     """A value of one branch, whichever it is: they have to be alike."""
     parts = [part for part in bound.parts if part is not None]
     shapes = {repr(shape_of(path, part)) for part in parts}
@@ -86,7 +112,7 @@ def _any_part(path: Walk, reference: Reference, bound: JoinBinding) -> Any:
     return _at(path, reference, parts[0])
 
 
-def shape_of(path: Walk, bound: NodeBinding) -> Shape:
+def shape_of(path: BodyRun, bound: NodeBinding) -> Shape:
     """What is known of a bound value."""
     if isinstance(bound, SpanBinding):
         return TEXT
@@ -97,31 +123,33 @@ def shape_of(path: Walk, bound: NodeBinding) -> Shape:
         case Select(choices=choices):
             texts = [c for c in choices if isinstance(c, str)]
             read = bound.convert or str
-            return Finite(tuple((c, read(c)) for c in dict.fromkeys(texts))) if len(texts) == len(choices) else TEXT
+            return (
+                FiniteShape(tuple((c, read(c)) for c in dict.fromkeys(texts))) if len(texts) == len(choices) else TEXT
+            )
         case Gen():
             return _of_gen(node, bound.convert)
-        case Tool(tool=key):
+        case ToolNode(tool=key):
             return _of_result(path.function(key), bound.convert)
         case Switch():
-            return Opaque("the result of a switch")
+            return OpaqueShape("the result of a switch")
     return JSON
 
 
 def _of_gen(node: Gen, convert: Callable[[Any], Any] | None) -> Shape:
     constraint = node.constraint
     if node.partial_ok and node.decode == "json":
-        return Opaque("a value that may be a part of one")
+        return OpaqueShape("a value that may be a part of one")
     if constraint is not None and constraint.kind == "choices" and not node.partial_ok:
         texts = json.loads(constraint.text)
         raw = texts if node.decode == "text" else [json.loads(text) for text in texts]
-        return Finite(tuple((value, value if convert is None else convert(value)) for value in raw))
+        return FiniteShape(tuple((value, value if convert is None else convert(value)) for value in raw))
     if node.decode == "text":
-        return TEXT if convert is None else Opaque()
+        return TEXT if convert is None else OpaqueShape()
     if constraint is not None and constraint.kind == "regex":
-        return Number(float, convert=True) if convert is float else Number()
+        return NumberShape(float, convert=True) if convert is float else NumberShape()
     if convert is None:
         return of_schema(json.loads(constraint.text)) if constraint is not None else JSON
-    return of_type(convert.wanted) if hasattr(convert, "wanted") else Opaque()
+    return of_type(convert.wanted) if hasattr(convert, "wanted") else OpaqueShape()
 
 
 def _of_result(function: Callable[..., Any] | None, convert: Callable[[Any], Any] | None) -> Shape:
@@ -134,12 +162,12 @@ def _of_result(function: Callable[..., Any] | None, convert: Callable[[Any], Any
 
 
 def follow_switch(
-    path: Walk, cursor: Cursor, bound: NodeBinding, arms: Mapping[Any, Body], default: Body | None, site: Site
+    path: BodyRun, cursor: Cursor, bound: NodeBinding, arms: Mapping[Any, Body], default: Body | None, site: CallSite
 ) -> Any:
     """Decide which arm this run takes, and take it."""
     on = Reference(bound.node_id)
     shape = shape_of(path, bound)
-    if isinstance(shape, Finite):
+    if isinstance(shape, FiniteShape):
         values = [(raw, typed) for raw, typed in shape.choices if _is_left(raw, path.left(on))]
         value = _decided_value(path, on, values, arms)
         return run_switch(cursor, bound, value, arms, default, site)
@@ -155,7 +183,7 @@ def follow_switch(
         return body(cursor)
 
 
-def _decided_value(path: Walk, on: Reference, values: list[tuple[Json, Any]], arms: Mapping[Any, Body]) -> Any:
+def _decided_value(path: BodyRun, on: Reference, values: list[tuple[Json, Any]], arms: Mapping[Any, Body]) -> Any:
     """A value of the group that this run goes on with: those with one arm are one group."""
     groups: dict[int | None, list[tuple[Json, Any]]] = {}
     keys = [(key,) for key in arms]
@@ -170,7 +198,13 @@ def _is_left(raw: Json, left: Group) -> bool:
 
 
 def follow_loop(
-    path: Walk, cursor: Cursor, body: Body, until: Handle[Any] | str | None, stop_value: Any, limit: int, site: Site
+    path: BodyRun,
+    cursor: Cursor,
+    body: Body,
+    until: Handle[Any] | str | None,
+    stop_value: Any,
+    limit: int,
+    site: CallSite,
 ) -> Any:
     """Record the body once, with all its ways, and push a Loop."""
     deciders: list[Reference] = []
@@ -190,7 +224,9 @@ def follow_loop(
     return None if result is None else stand_in(path, Reference(node_id), recorded.returned)
 
 
-def follow_map(path: Walk, cursor: Cursor, items: Unknown, body: Callable[[Cursor, Any], Any], site: Site) -> Any:
+def follow_map(
+    path: BodyRun, cursor: Cursor, items: Unknown, body: Callable[[Cursor, Any], Any], site: CallSite
+) -> Any:
     """Record the body once, for an item that stays unknown, and push a Map."""
     outer = cursor.line
     outer.forks += 1
@@ -207,10 +243,10 @@ def follow_map(path: Walk, cursor: Cursor, items: Unknown, body: Callable[[Curso
     graph, result = recorded.graph()
     whole = Graph([item, *graph], name=graph.name).freeze()
     node_id = push(cursor, site, Map, items=items._reference, item=item.id, body=whole, result=result)
-    return path.trace.member(Reference(node_id), Data(list, item=_shape_of(recorded.returned)))
+    return path.trace.member(Reference(node_id), DataShape(list, item=_shape_of(recorded.returned)))
 
 
-def _awaited(path: Walk, value: Any) -> Any:
+def _awaited(path: BodyRun, value: Any) -> Any:
     """What the coroutine of an `async def` body gives. In a trace all values are there, so nothing of the program's own waits."""
     if not iscoroutine(value):
         return value
@@ -227,7 +263,7 @@ def _awaited(path: Walk, value: Any) -> Any:
 class _Recorded:
     """A body followed on a copy of the place where it is called. `returned`: what it gives, one value per run."""
 
-    def __init__(self, path: Walk, cursor: Cursor, line: Line, body: Body, site: Site) -> None:
+    def __init__(self, path: BodyRun, cursor: Cursor, line: Line, body: Body, site: CallSite) -> None:
         self.returned: list[Any] = []
         self._path = path
         self._cursor = cursor
@@ -259,7 +295,7 @@ class _Recorded:
             if self._cursor.names.get(name) is not bound:
                 self._cursor.rebind(name, _Inside(self._path, name))
 
-    def _walk(self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> Walk:
+    def _walk(self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node]) -> BodyRun:
         path = self._path.inside(script, choose, before)
         path.trace.path = path
         line, outer = self._line.copy(), self._cursor
@@ -270,13 +306,13 @@ class _Recorded:
             self.returned.append(value)
             path.append([Return(id="return", context=line.tip, value=expression)])
             self._names, self._counts = cursor.names, line.counts
-        except Stop:
+        except BodyStopped:
             pass
         path.check_replay()
         return path
 
 
-def stand_in(path: Walk, reference: Reference, returned: Sequence[Any]) -> Any:
+def stand_in(path: BodyRun, reference: Reference, returned: Sequence[Any]) -> Any:
     """What stands for a value of which `returned` has one in each way: the same structure, and the parts that are known."""
     first: Any = returned[0] if returned else None
     kind = type(first)
@@ -294,7 +330,7 @@ def stand_in(path: Walk, reference: Reference, returned: Sequence[Any]) -> Any:
     return path.trace.member(reference, _shape_of(returned))
 
 
-def _is_leaf(path: Walk, value: Any) -> bool:
+def _is_leaf(path: BodyRun, value: Any) -> bool:
     """Whether a value is the same whatever the model says."""
     return value is None or (isinstance(value, (bool, int, float, str)) and path.trace.is_clean(value))
 
@@ -309,9 +345,9 @@ def _shape(value: Any) -> Shape:
     if type(value) is Unknown:
         return value._shape
     if isinstance(value, str) and not isinstance(value, Enum):
-        return Text()
+        return TextShape()
     if isinstance(value, (int, float)) and not isinstance(value, (bool, Enum)):
-        return Number(type(value))
+        return NumberShape(type(value))
     return JSON
 
 
@@ -320,7 +356,7 @@ class _Inside(LocalBinding):
 
     __slots__ = ("_path",)
 
-    def __init__(self, path: Walk, label: str) -> None:
+    def __init__(self, path: BodyRun, label: str) -> None:
         super().__init__("", None, label)
         self._path = path
 
@@ -329,7 +365,7 @@ class _Inside(LocalBinding):
         """No node has it."""
         self._end()
 
-    def resolve(self, said_at: Callable[[str], Said]) -> NoReturn:
+    def resolve(self, said_at: Callable[[str], AppendedText]) -> NoReturn:
         """Ends the run of the body."""
         self._end()
 
@@ -339,7 +375,7 @@ class _Inside(LocalBinding):
         )
 
 
-def _plain(value: Any, site: Site) -> Json:
+def _plain(value: Any, site: CallSite) -> Json:
     """A value that decides, as JSON."""
     if isinstance(value, MENTIONS):
         raise TraceError(f"{value!r} is not a plain value", hint="decide by plain values", origin=site.origin)

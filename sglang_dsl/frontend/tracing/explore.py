@@ -17,8 +17,8 @@ from typing import NamedTuple, TypeAlias
 from ...ir.nodes import Expression, Fork, Node
 from ...ir.semantics import mapped, renaming
 from .items import Decision, Group, Item, filled, forks_needed, holes, outline, parts_of
-from .regions import Meeting, Seen, merged
-from .trace import Walk
+from .regions import ArmMerger, MergedReferences, merged
+from .trace import BodyRun
 
 MAX_PATHS = 256
 MAX_ROUNDS = 24  # of a loop or a recursion that goes on by what it asks: most have no end of their own
@@ -30,7 +30,7 @@ MANY = (
     8  # questions of one run whose answers have more than MAX_PATHS combinations, if they do not matter to each other
 )
 
-Walker: TypeAlias = Callable[[Sequence[Decision], Callable[[Decision], int], Sequence[Node]], Walk]
+Walker: TypeAlias = Callable[[Sequence[Decision], Callable[[Decision], int], Sequence[Node]], BodyRun]
 
 Loosen: TypeAlias = Callable[[Sequence[Node]], list[Item]]
 
@@ -44,7 +44,7 @@ def explored(walk: Walker, loosen: Loosen) -> list[Item]:
         if tree is not None:
             return tree.items(0)
     run = (cover or _Cover(walk, loosen)).root
-    return run.stretch(0, 0, _Place(len(run.raw), len(run.decisions)), Seen())
+    return run.stretch(0, 0, _Place(len(run.raw), len(run.decisions)), MergedReferences())
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def explored(walk: Walker, loosen: Loosen) -> list[Item]:
 class _Tree:
     """The runs that agree on the first decisions. `children`: by the answer to the next one."""
 
-    first: Walk
+    first: BodyRun
     loosen: Loosen
     children: dict[int, _Tree] = field(default_factory=dict)
 
@@ -79,7 +79,7 @@ class _Tree:
         return ways
 
 
-def _all_paths(walk: Walker, loosen: Loosen, first: Walk) -> _Tree | None:
+def _all_paths(walk: Walker, loosen: Loosen, first: BodyRun) -> _Tree | None:
     """Every run, of which `first` has been made, or None where there are too many."""
     root: _Tree | None = None
     waiting: deque[tuple[list[Decision], Sequence[Node]]] = deque([([], ())])
@@ -106,7 +106,7 @@ def _goes_on(decisions: Sequence[Decision], paths: int) -> bool:
     return recursive or max(rounds.values(), default=0) > MAX_ROUNDS
 
 
-def _grow(root: _Tree | None, path: Walk, loosen: Loosen) -> _Tree:
+def _grow(root: _Tree | None, path: BodyRun, loosen: Loosen) -> _Tree:
     if root is None:
         root = _Tree(path, loosen)
     tree = root
@@ -169,7 +169,7 @@ class _Run:
         "shapes",
     )
 
-    def __init__(self, path: Walk, loose: list[Item], first: int, parent: _Run | None) -> None:
+    def __init__(self, path: BodyRun, loose: list[Item], first: int, parent: _Run | None) -> None:
         self.decisions = path.decisions
         self.raw = tuple(loose)
         self.items = list(loose)
@@ -271,12 +271,12 @@ class _Run:
 
     # one list of items --------------------------------------------------------------------------------------------
 
-    def stretch(self, start: int, number: int, end: _Place, seen: Seen) -> list[Item]:
+    def stretch(self, start: int, number: int, end: _Place, seen: MergedReferences) -> list[Item]:
         """What happens from item `start` to `end`, with the partings from decision `number` on.
 
         seen: how what Regions before this stretch have made is mentioned; the run's own items do so already.
         """
-        found: list[Item | Meeting] = []
+        found: list[Item | ArmMerger] = []
         while number < end.number:
             if number not in self.partings:
                 number += 1
@@ -289,9 +289,9 @@ class _Run:
                 seen = seen.after(meeting)
             start, number = until
         found += self.items[start : end.item]
-        return [item for each in found for item in (each.finished() if isinstance(each, Meeting) else [each])]
+        return [item for each in found for item in (each.finished() if isinstance(each, ArmMerger) else [each])]
 
-    def _meeting(self, number: int, until: _Place, seen: Seen) -> Meeting | None:
+    def _meeting(self, number: int, until: _Place, seen: MergedReferences) -> ArmMerger | None:
         """The answers to a decision as one, and what follows them rewritten; None where all do the same."""
         end = until.item
         before = self.items[end:]
@@ -305,12 +305,12 @@ class _Run:
                 same.values = None if same.values is None or values is None else same.values + values
         if len(ways) == 1:
             return None
-        meeting = Meeting(self.decisions[number], [(way.values, way.items) for way in ways], assumed=True)
+        meeting = ArmMerger(self.decisions[number], [(way.values, way.items) for way in ways], assumed=True)
         for place, common in enumerate(before):
             self.items[end + place] = meeting.shared(common, [way.following[place] for way in ways])
         return meeting
 
-    def _ways(self, number: int, end: _Place, seen: Seen) -> list[tuple[Group, list[Item], _Run, int]]:
+    def _ways(self, number: int, end: _Place, seen: MergedReferences) -> list[tuple[Group, list[Item], _Run, int]]:
         """Per answer: its values, what happens up to `end`, and the run and item that go on from there."""
         begin = self.decisions[number].at
         if number + 1 in self.partings and self._splits(number + 1):
@@ -326,7 +326,7 @@ class _Run:
                 ways.append((values, [seen.translated(item) for item in items], other, until.item))
         return ways
 
-    def _following(self, run: _Run, at: int, end: int, before: list[Item], seen: Seen) -> list[Item]:
+    def _following(self, run: _Run, at: int, end: int, before: list[Item], seen: MergedReferences) -> list[Item]:
         """What a run that goes on from item `at` does in place of the items `before`, by the ids of this run."""
         ids = dict(zip((i.node.id for i in run.raw[at:]), (i.node.id for i in self.raw[end:]), strict=True))
         rename = renaming(ids)
@@ -353,7 +353,7 @@ class _Way:
     following: list[Item]
 
 
-def _newer(mine: Expression, theirs: Expression, now: Expression, seen: Seen) -> Expression:
+def _newer(mine: Expression, theirs: Expression, now: Expression, seen: MergedReferences) -> Expression:
     """What another run mentions in place of what this one did (`theirs`) and does `now`: only where it is something else."""
     if mine == theirs:
         return now

@@ -19,8 +19,8 @@ from ...ir.specs import RunOptions
 from ...ir.verify import verify
 from ..annotations import hints_of
 from ..session import Session
-from .items import Stop, way_out
-from .rehearsal import Call, Performance, Rehearsal, Samples, schema_of, texts_for
+from .items import BodyStopped, way_out
+from .rehearsal import Samples, TrialCall, TrialExecutor, TrialRun, schema_of, texts_for
 from .shapes import Tags
 from .trace import driven, outside_of_loops, same_random
 from .tracer import Traceable, traced
@@ -121,7 +121,7 @@ class _Trials:
         given = {node.name: _sampled(node, self._schemas.get(node.name, {}), samples) for node in self._inputs}
         body, value, error = self._run_body(samples, given)
         try:
-            backend = Rehearsal(samples)
+            backend = TrialExecutor(samples)
             spec = RunSpec(
                 program=self._graph.name,
                 options=RunOptions(backend=backend),
@@ -138,7 +138,7 @@ class _Trials:
             raise self._differs(f"the body raises {type(error).__name__}: {error}, and the graph does not") from error
         self._compare_runs(body, performed, value)
 
-    def _compare_runs(self, body: Performance | None, graph: Performance | None, value: Any) -> None:
+    def _compare_runs(self, body: TrialRun | None, graph: TrialRun | None, value: Any) -> None:
         if body is None or graph is None:
             raise self._differs("one of them did not run")
         ours, theirs = sorted(map(_shown, body.calls)), sorted(map(_shown, graph.calls))
@@ -159,8 +159,8 @@ class _Trials:
 
     def _run_body(
         self, samples: Samples, given: Mapping[str, Any]
-    ) -> tuple[Performance | None, Any, BaseException | None]:
-        backend = Rehearsal(samples)
+    ) -> tuple[TrialRun | None, Any, BaseException | None]:
+        backend = TrialExecutor(samples)
         parameters = self._program.parameters
         args = tuple(given.get(name, value) for name, value in zip(parameters, self._args, strict=False))
         args += self._args[len(parameters) :]
@@ -181,7 +181,7 @@ class _Trials:
         return run, None if returned is None else returned.value, result.error
 
     def _refuse(self, what: str) -> None:
-        raise Stop(what)
+        raise BodyStopped(what)
 
     def _differs(self, what: str, origin: Origin | None = None) -> ExportError:
         return ExportError(
@@ -212,17 +212,17 @@ def _like(structure: Json, samples: Samples, where: str) -> Json:
     return samples.data({"type": _PLAIN[structure]} if structure in _PLAIN else {}, where)
 
 
-def _shown(call: Call) -> tuple[str, str]:
+def _shown(call: TrialCall) -> tuple[str, str]:
     return repr(call.what), call.prompt
 
 
-def _short(call: Call) -> str:
+def _short(call: TrialCall) -> str:
     kind, name, *_ = call.what
     prompt = call.prompt if len(call.prompt) <= 60 else "..." + call.prompt[-57:]
     return f"{kind}({name!r}) after {prompt!r}" if kind != "tool" else f"{name}({call.what[2]})"
 
 
-def _first_difference(body: Performance, graph: Performance) -> tuple[Origin | None, str, str]:
+def _first_difference(body: TrialRun, graph: TrialRun) -> tuple[Origin | None, str, str]:
     """The line of the body at which the texts part, and how each goes on."""
     ours, theirs = body.root.end or "", graph.root.end or ""
     at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))

@@ -1,6 +1,6 @@
 """What one run of a body leaves: the decisions it went on with, and its nodes loosened from their context.
 
-A decision is an answer to what the body asked of a value that has few possibilities. Where only a model can answer, `Guesses`
+A decision is an answer to what the body asked of a value that has few possibilities. Where only a model can answer, `ModelAnswers`
 are made up: yes and no, or a few values that lead different ways. They are never seen outside: a run with guesses only
 shows what a body does whatever the answer (`tracer.py`).
 
@@ -43,7 +43,7 @@ from ...ir.nodes import (
     Switch,
     Text,
 )
-from .shapes import Data, Number
+from .shapes import DataShape, NumberShape
 from .values import Unknown, after
 
 Chooser: TypeAlias = "Callable[[Decision], int]"
@@ -66,7 +66,7 @@ def _without_repeats(node_id: str) -> str:
     return "/".join([*kept, label])
 
 
-class Stop(BaseException):
+class BodyStopped(BaseException):
     """Ends a run of the body at its Break. No `Exception`, so that the body's own handlers let it through."""
 
 
@@ -134,7 +134,7 @@ STEADY_ROUNDS = 24  # of one question on one branch, before its answers alternat
 Answers: TypeAlias = dict[tuple[Reference, tuple[Group, ...]], int]
 
 
-class Guesses:
+class ModelAnswers:
     """Answers to questions that only a model can answer. Owner: one run.
 
     first: which of the possible answers comes first; alternating: whether the next branch that asks the same gets the next one.
@@ -203,12 +203,12 @@ def made_up_texts(given: Sequence[Any]) -> list[str]:
 def made_up_values(value: Unknown, given: Sequence[Any]) -> list[Any]:
     """The same of a number or of data."""
     shape, follower, reference = value._shape, value._follower, value._reference
-    if isinstance(shape, Number):
+    if isinstance(shape, NumberShape):
         around = [n for arg in given if type(arg) in (int, float) for n in (arg - 1, arg, arg + 1)]
         return [shape.python(n) for n in dict.fromkeys([0, 1, *around])]
-    if isinstance(shape, Data) and shape.python is list:
+    if isinstance(shape, DataShape) and shape.python is list:
         return [[], [] if shape.item is None else [follower.member(after(reference, "item", 0), shape.item)]]
-    if isinstance(shape, Data) and shape.python is dict:
+    if isinstance(shape, DataShape) and shape.python is dict:
         return [{}, {k: follower.member(after(reference, "item", k), inner) for k, inner in shape.members or ()}]
     return []
 
@@ -227,7 +227,7 @@ class Item(NamedTuple):
     role: str | None = None
 
 
-class Way(NamedTuple):
+class ArmItems(NamedTuple):
     """One arm of a Region: the values it is for, what happens, and what is read of it afterwards."""
 
     values: Group
@@ -242,7 +242,7 @@ class Region(Node):
     kind: ClassVar[str] = "region"
 
     on: Reference
-    ways: tuple[Way, ...]
+    ways: tuple[ArmItems, ...]
     assumed: bool = False
 
 
@@ -304,7 +304,7 @@ def _switch(region: Region, line: Line, outside: Mapping[Line, str]) -> Switch:
     )  # fmt: skip
 
 
-def _arm(way: Way, line: Line, outside: Mapping[Line, str]) -> Arm:
+def _arm(way: ArmItems, line: Line, outside: Mapping[Line, str]) -> Arm:
     result = DictOf(way.results) if way.results else None
     items = [item for item in way.items if not _is_empty_return(item.node)]
     return Arm(way.values, Graph(link(items, line, outside)).freeze(), result)
@@ -343,7 +343,7 @@ def filled(node: Node, expressions: Sequence[Expression]) -> Node:
     return node
 
 
-class Around(NamedTuple):
+class ExpressionFrame(NamedTuple):
     """What stands around the parts of an expression: the kind, the number of parts, and the keys of an object."""
 
     kind: type
@@ -358,19 +358,19 @@ class Around(NamedTuple):
         return made
 
 
-def parts_of(expression: Expression) -> tuple[Around, Sequence[Expression]] | None:
+def parts_of(expression: Expression) -> tuple[ExpressionFrame, Sequence[Expression]] | None:
     """A list, object or text taken apart; None for anything else, and where nothing is in it."""
     match expression:
         case Concat(parts) if parts:
-            return Around(Concat, len(parts)), parts
+            return ExpressionFrame(Concat, len(parts)), parts
         case ListOf(items) if items:
-            return Around(ListOf, len(items)), items
+            return ExpressionFrame(ListOf, len(items)), items
         case Constant(value=[*items]) if items:
-            return Around(ListOf, len(items)), [Constant(item) for item in items]
+            return ExpressionFrame(ListOf, len(items)), [Constant(item) for item in items]
         case DictOf(pairs) if pairs:
-            return Around(DictOf, len(pairs), tuple(key for key, _ in pairs)), [part for _, part in pairs]
+            return ExpressionFrame(DictOf, len(pairs), tuple(key for key, _ in pairs)), [part for _, part in pairs]
         case Constant(value=dict() as known) if known:
-            return Around(DictOf, len(known), tuple(known)), [Constant(part) for part in known.values()]
+            return ExpressionFrame(DictOf, len(known), tuple(known)), [Constant(part) for part in known.values()]
     return None
 
 

@@ -32,14 +32,14 @@ from ...ir.nodes import (
     Text,
 )
 from ..bindings import LocalBinding, NodeBinding, SpanBinding
-from ..call_sites import Site, Sites, user_origin
+from ..call_sites import CallSite, CallSites, user_origin
 from ..cursor import Body, Cursor, Find
 from ..data import Writer, json_constant, object_constant
 from ..expressions import Handle
 from ..greenlets import on_some_stack
 from ..session import settled
 from .control_flow import follow_loop, follow_map, follow_switch, value_of
-from .items import Chooser, Decision, Group, Guesses, Line, Stop, way_out
+from .items import BodyStopped, Chooser, Decision, Group, Line, ModelAnswers, way_out
 from .shapes import whole
 from .values import Unknown, exact, is_abstract
 
@@ -58,14 +58,14 @@ class Path:
 
     tracing = True
     graph: Graph
-    sites: Sites
+    sites: CallSites
     asynchronous: bool
     max_depth: int
     sampling: Mapping[str, Any]
 
     def __init__(
         self, trace: Trace, script: Sequence[Decision], choose: Chooser, before: Sequence[Node], *, asynchronous: bool,
-        guesses: Guesses | None = None,
+        guesses: ModelAnswers | None = None,
     ) -> None:  # fmt: skip
         self.trace = trace
         self.sites = trace.sites
@@ -163,20 +163,20 @@ class Path:
         return Unfinished(self, self.graph[node_id])
 
     def switch(
-        self, cursor: Cursor, bound: NodeBinding, arms: Mapping[Any, Body], default: Body | None, site: Site
+        self, cursor: Cursor, bound: NodeBinding, arms: Mapping[Any, Body], default: Body | None, site: CallSite
     ) -> Any:
         """Every arm in a run of its own: what the arms append becomes a Switch like that of an `if`."""
         self.questioned = True
         return follow_switch(self, cursor, bound, arms, default, site)
 
     def loop(
-        self, cursor: Cursor, body: Body, until: Handle[Any] | str | None, stop_value: Any, limit: int, site: Site
+        self, cursor: Cursor, body: Body, until: Handle[Any] | str | None, stop_value: Any, limit: int, site: CallSite
     ) -> Any:
         """A Loop with its body as a sub-graph."""
         self.questioned = True
         return follow_loop(self, cursor, body, until, stop_value, limit, site)
 
-    def map(self, cursor: Cursor, items: Any, body: Callable[[Cursor, Any], Any], site: Site) -> Any:
+    def map(self, cursor: Cursor, items: Any, body: Callable[[Cursor, Any], Any], site: CallSite) -> Any:
         """Unknown items are a Map with its body as a sub-graph; known ones fork."""
         return follow_map(self, cursor, items, body, site) if is_abstract(items) else None
 
@@ -189,13 +189,13 @@ class Path:
         for body in bodies:
             try:
                 found.append(on_some_stack(partial(_ended, body)))
-            except Stop:
+            except BodyStopped:
                 if self._diverged or self.broken is None or self.trace.strict:
                     raise
                 broken, self.broken = broken or self.broken, None
         if broken is not None:
             self.broken = broken
-            raise Stop
+            raise BodyStopped
         return found
 
     def cancel(self, node_ids: Sequence[str] | None, reason: str) -> None:
@@ -222,7 +222,7 @@ class Path:
             fresh = slice(self._compared, again.at)
             if not again.same_question(asked) or self.nodes[fresh] != list(self._before[fresh]):
                 self.diverge()
-                raise Stop
+                raise BodyStopped
             self._compared = again.at
             asked = asked.instead(again.taken)
         else:
@@ -277,7 +277,7 @@ class Path:
             raise TraceError(reason, hint=hint, origin=where)
         known = self._broken_before(on)
         self.broken = known or self._break(reason, on, where)
-        raise Stop
+        raise BodyStopped
 
     def guess(self, reason: str, on: Reference, answers: Sequence[Any], question: object) -> Any:
         """An answer to what only a model can say: the branch that was asked for ends at a Break, and the run goes on. Ends the run where
@@ -330,7 +330,7 @@ class Path:
 
     def _go_on(self) -> None:
         if self.broken is not None:
-            raise Stop
+            raise BodyStopped
         if self.trace.path is not self and self.trace.path is not None:
             self.trace.path.stop("the body of a loop or map used a state from around it")
 

@@ -34,12 +34,12 @@ from ...ir.nodes import (
 )
 from ...ir.semantics import every_node, mapped, renaming, replaced
 from .items import (
+    ArmItems,
     Decision,
     Group,
     Item,
     Line,
     Region,
-    Way,
     filled,
     forks_needed,
     holes,
@@ -53,7 +53,7 @@ def merged(decision: Decision, ways: Sequence[tuple[Group, list[Item]]], *, assu
     distinct = _distinct(ways)
     if len(distinct) == 1:
         return distinct[0][1]
-    return Meeting(decision, distinct, assumed=assumed).finished()
+    return ArmMerger(decision, distinct, assumed=assumed).finished()
 
 
 def _distinct(ways: Sequence[tuple[Group, list[Item]]]) -> list[tuple[Group, list[Item]]]:
@@ -80,7 +80,7 @@ class _Draft:
     results: list[dict[str, Expression]] = field(default_factory=list)
 
 
-class Meeting:
+class ArmMerger:
     """Merges the ways of one decision. Owner: whoever lists its items."""
 
     def __init__(self, decision: Decision, ways: Sequence[tuple[Group, list[Item]]], *, assumed: bool) -> None:
@@ -214,22 +214,22 @@ class Meeting:
 
     def _region(self, draft: _Draft) -> Item:
         ways = tuple(
-            Way(values, tuple(items), tuple(results.items()))
+            ArmItems(values, tuple(items), tuple(results.items()))
             for (values, items), results in zip(draft.ways, draft.results, strict=True)
         )
         region = Region(id=draft.id, on=self._on, ways=ways, assumed=self._assumed, origin=self._origin)
         return Item(draft.line, region, draft.role)
 
 
-class Seen:
+class MergedReferences:
     """How what Regions have made is mentioned after them."""
 
-    def __init__(self, meetings: tuple[Meeting, ...] = ()) -> None:
+    def __init__(self, meetings: tuple[ArmMerger, ...] = ()) -> None:
         self._meetings = meetings
 
-    def after(self, meeting: Meeting) -> Seen:
+    def after(self, meeting: ArmMerger) -> MergedReferences:
         """With one Region more."""
-        return Seen((*self._meetings, meeting))
+        return MergedReferences((*self._meetings, meeting))
 
     def translated(self, item: Item) -> Item:
         """The item with every value mentioned from here."""

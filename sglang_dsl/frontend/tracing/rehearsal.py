@@ -38,7 +38,7 @@ from ...ir.nodes import (
     Select,
     Switch,
     Text,
-    Tool,
+    ToolNode,
     taking_part,
 )
 from ...ir.operations import text_of
@@ -181,7 +181,7 @@ def _resolved(reference: str, root: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TrialCall:
     """A call of the model or of a tool. `what`: everything that decides its outcome; `prompt`: the text before it."""
 
     what: tuple[Any, ...]
@@ -190,11 +190,11 @@ class Call:
 
 
 @dataclass(slots=True)
-class Frame:
+class TrialFrame:
     """The nodes of one graph under execution. `base`: the text that it continues."""
 
     base: str = ""
-    outer: Frame | None = None
+    outer: TrialFrame | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     aside: set[str] = field(default_factory=set)
@@ -217,18 +217,18 @@ class Frame:
         return self.outer.text_at(node_id)
 
 
-class Rehearsal:
+class TrialExecutor:
     """Implements `Executor`. `run`: the last one opened."""
 
     name = "rehearsal"
 
     def __init__(self, samples: Samples) -> None:
         self._samples = samples
-        self.run: Performance | None = None
+        self.run: TrialRun | None = None
 
-    def open(self, spec: RunSpec) -> Performance:
+    def open(self, spec: RunSpec) -> TrialRun:
         """Begin a run."""
-        self.run = Performance(self._samples, spec)
+        self.run = TrialRun(self._samples, spec)
         return self.run
 
     def meter(self) -> Meter:
@@ -239,13 +239,13 @@ class Rehearsal:
         """Nothing is held."""
 
 
-class Performance:
+class TrialRun:
     """One run. Implements `Run`; every node is done when `extend` returns."""
 
     def __init__(self, samples: Samples, spec: RunSpec) -> None:
         self.seed = spec.options.seed or 0
-        self.calls: list[Call] = []
-        self.root = Frame()
+        self.calls: list[TrialCall] = []
+        self.root = TrialFrame()
         self._samples = samples
         self._spec = spec
         self.registry: dict[str, Callable[..., Any]] = dict(spec.registry)
@@ -300,7 +300,7 @@ class Performance:
 
     # doing -------------------------------------------------------------------------------------------------------
 
-    def _do(self, node: Node, frame: Frame) -> Outcome:
+    def _do(self, node: Node, frame: TrialFrame) -> Outcome:
         before = frame.base if node.context is None else frame.text_at(node.context)
         outcome = self._outcome(node, frame, before)
         frame.outcomes[node.id] = outcome
@@ -311,7 +311,7 @@ class Performance:
             frame.end = frame.texts[node.id]
         return outcome
 
-    def _outcome(self, node: Node, frame: Frame, before: str) -> Outcome:
+    def _outcome(self, node: Node, frame: TrialFrame, before: str) -> Outcome:
         match node:
             case Text(pieces=pieces):
                 said = (text_of(evaluate(p, frame.find)) if isinstance(p, Reference) else p.text for p in pieces)
@@ -324,7 +324,7 @@ class Performance:
                 return self._generated(node, before)
             case Select():
                 return self._selected(node, frame, before)
-            case Tool():
+            case ToolNode():
                 return self._tool(node, frame)
             case Join():
                 return self._join(node, frame)
@@ -347,22 +347,22 @@ class Performance:
     def _generated(self, gen: Gen, before: str) -> Outcome:
         text = self._samples.generated(gen, before)
         what = ("gen", gen.name, gen.sampling, gen.constraint, gen.decode, gen.model, gen.retries, gen.sample)
-        self.calls.append(Call(what, before, gen))
+        self.calls.append(TrialCall(what, before, gen))
         return Outcome(value=json.loads(text) if gen.decode == "json" else text, text=text, meta=Meta())
 
-    def _selected(self, select: Select, frame: Frame, before: str) -> Outcome:
+    def _selected(self, select: Select, frame: TrialFrame, before: str) -> Outcome:
         texts = [c if isinstance(c, str) else text_of(evaluate(c, frame.find)) for c in select.choices]
-        self.calls.append(Call(("select", select.name, tuple(texts), select.method, select.model), before, select))
+        self.calls.append(TrialCall(("select", select.name, tuple(texts), select.method, select.model), before, select))
         chosen = self._samples.choice(texts, select.name, before)
         return Outcome(value=chosen, text=chosen, meta=Meta(finish_reason="selected"))
 
-    def _tool(self, tool: Tool, frame: Frame) -> Outcome:
+    def _tool(self, tool: ToolNode, frame: TrialFrame) -> Outcome:
         arguments = json.dumps(evaluate(tool.arguments, frame.find), sort_keys=True, default=repr)
-        self.calls.append(Call(("tool", tool.tool, arguments), "", tool))
+        self.calls.append(TrialCall(("tool", tool.tool, arguments), "", tool))
         schema = result_schema(self.registry.get(tool.tool))
         return Outcome(value=self._samples.data(schema, tool.tool, arguments, root=schema))
 
-    def _join(self, join: Join, frame: Frame) -> Outcome:
+    def _join(self, join: Join, frame: TrialFrame) -> Outcome:
         """Branches end in their order, so it is decided as by branches that take equally long."""
         count = Count(join, len(join.values))
         verdict = None
@@ -386,15 +386,15 @@ class Performance:
 
     # sub-graphs --------------------------------------------------------------------------------------------------
 
-    def _inside(self, graph: Graph, outer: Frame, base: str, given: dict[str, Any] | None = None) -> Frame:
-        around = Frame(base, outer)
+    def _inside(self, graph: Graph, outer: TrialFrame, base: str, given: dict[str, Any] | None = None) -> TrialFrame:
+        around = TrialFrame(base, outer)
         around.outcomes.update((key, Outcome(value=value)) for key, value in (given or {}).items())
-        frame = Frame(base, around)
+        frame = TrialFrame(base, around)
         for node in graph:
             self._do(node, frame)
         return frame
 
-    def _switch(self, switch: Switch, frame: Frame, before: str) -> Outcome:
+    def _switch(self, switch: Switch, frame: TrialFrame, before: str) -> Outcome:
         value = evaluate(switch.on, frame.find)
         index = arm_of(switch.arms, value)
         if index is None:
@@ -404,7 +404,7 @@ class Performance:
         result = None if arm.result is None else evaluate(arm.result, inside.find)
         return Outcome(value=result, text=(inside.end or before)[len(before) :])
 
-    def _loop(self, loop: Loop, frame: Frame, before: str) -> Outcome:
+    def _loop(self, loop: Loop, frame: TrialFrame, before: str) -> Outcome:
         text, value = before, None
         for _ in range(loop.limit):
             inside = self._inside(loop.body, frame, text)
@@ -415,7 +415,7 @@ class Performance:
                 break
         return Outcome(value=value, text=text[len(before) :])
 
-    def _map(self, node: Map, frame: Frame, before: str) -> Outcome:
+    def _map(self, node: Map, frame: TrialFrame, before: str) -> Outcome:
         values = []
         for item in evaluate(node.items, frame.find):
             inside = self._inside(node.body, frame, before, {node.item: item})

@@ -1,11 +1,11 @@
 """A value that does not exist yet: what is known of it (its shape), and how it reads as text (its tag).
 
-Text      any text
-Finite    one of a few values (a select, a Literal, an Enum, a bool); `choices` pairs the JSON with what is read
-Number    an int or a float
-Data      JSON-like: a list, an object; `members` where its fields are known, `item` where it is a list of one kind
-Maybe     null, or a value of `shape`
-Opaque    only its type is known: it can be mentioned where it is whole, and nothing else
+TextShape      any text
+FiniteShape    one of a few values (a select, a Literal, an Enum, a bool); `choices` pairs the JSON with what is read
+NumberShape    an int or a float
+DataShape      JSON-like: a list, an object; `members` where its fields are known, `item` where it is a list of one kind
+OptionalShape  null, or a value of `shape`
+OpaqueShape    only its type is known: it can be mentioned where it is whole, and nothing else
 
 A tag stands for such a value inside texts:
 
@@ -42,12 +42,12 @@ from ...ir.nodes import Json
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextShape:
     """Any text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class NumberShape:
     """An int or a float. `convert`: the JSON number is made a float when it is read."""
 
     python: type = int
@@ -55,7 +55,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True)
-class Finite:
+class FiniteShape:
     """One of a few values: (as JSON, as it is read)."""
 
     choices: tuple[tuple[Json, Any], ...]
@@ -69,7 +69,7 @@ class Finite:
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class DataShape:
     """A list or an object.
 
     members: shapes by key, of an object; `attributes`: they are read as attributes. item: of a list. plain: what is read
@@ -87,14 +87,14 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
-class Maybe:
+class OptionalShape:
     """Null, or a value of `shape`."""
 
     shape: Shape
 
 
 @dataclass(frozen=True, slots=True)
-class Opaque:
+class OpaqueShape:
     """Something that only Python knows how to make of its JSON. `certain`: it is at least no None, True or False, which
     Python code tells by identity.
     """
@@ -103,25 +103,25 @@ class Opaque:
     certain: bool = True
 
 
-Shape: TypeAlias = Text | Number | Finite | Data | Maybe | Opaque
+Shape: TypeAlias = TextShape | NumberShape | FiniteShape | DataShape | OptionalShape | OpaqueShape
 
-TEXT = Text()
-JSON = Data(plain=True)  # any JSON: nothing but mentioning, formatting and reading into it is known to work
-_NULL = Finite(((None, None),))
-BOOL = Finite(((True, True), (False, False)))
+TEXT = TextShape()
+JSON = DataShape(plain=True)  # any JSON: nothing but mentioning, formatting and reading into it is known to work
+_NULL = FiniteShape(((None, None),))
+BOOL = FiniteShape(((True, True), (False, False)))
 
 
 def whole(shape: Shape) -> bool:
     """Whether the JSON of a value of this shape is what the program would hand on."""
     match shape:
-        case Data(members=members, item=item, whole=complete):
+        case DataShape(members=members, item=item, whole=complete):
             inner = [s for _, s in members or ()] + ([item] if item is not None else [])
             return complete and all(map(whole, inner))
-        case Maybe(shape=inside):
+        case OptionalShape(shape=inside):
             return whole(inside)
-        case Number(convert=convert):
+        case NumberShape(convert=convert):
             return not convert
-        case Opaque():
+        case OpaqueShape():
             return False
     return True
 
@@ -129,12 +129,12 @@ def whole(shape: Shape) -> bool:
 def said_by_schema(shape: Shape) -> bool:
     """Whether a JSON schema says all that Python's type demands, so that nothing is left for Python to check."""
     match shape:
-        case Data(members=members, item=item, optional=optional):
+        case DataShape(members=members, item=item, optional=optional):
             inner = [*(s for _, s in members or ()), *optional, *([item] if item is not None else [])]
             return all(map(said_by_schema, inner))
-        case Maybe(shape=inside):
+        case OptionalShape(shape=inside):
             return said_by_schema(inside)
-    return not isinstance(shape, Opaque)
+    return not isinstance(shape, OpaqueShape)
 
 
 # --- from JSON schemas: what is read is the JSON itself ----------------------------------------------------------------
@@ -145,27 +145,27 @@ def of_schema(schema: Any) -> Shape:
     if not isinstance(schema, Mapping):
         return JSON
     if "enum" in schema:
-        return Finite(tuple((value, value) for value in schema["enum"]))
+        return FiniteShape(tuple((value, value) for value in schema["enum"]))
     if "const" in schema:
-        return Finite(((schema["const"], schema["const"]),))
+        return FiniteShape(((schema["const"], schema["const"]),))
     match schema.get("type"):
         case "string":
             return TEXT
         case "integer":
-            return Number()
+            return NumberShape()
         case "number":
-            return Number(float)
+            return NumberShape(float)
         case "boolean":
             return BOOL
         case "null":
             return _NULL
         case "array":
-            return Data(list, item=of_schema(schema.get("items")), plain=True)
+            return DataShape(list, item=of_schema(schema.get("items")), plain=True)
         case "object":
             required = schema.get("required", ())
             known = schema.get("properties", {})
-            return Data(dict, tuple((k, of_schema(v)) for k, v in known.items() if k in required), plain=True)
-    return Opaque("a value of a schema with alternatives", certain=False)
+            return DataShape(dict, tuple((k, of_schema(v)) for k, v in known.items() if k in required), plain=True)
+    return OpaqueShape("a value of a schema with alternatives", certain=False)
 
 
 # --- from Python types: what is read was made of the JSON ---------------------------------------------------------------
@@ -173,59 +173,59 @@ def of_schema(schema: Any) -> Shape:
 
 def of_type(wanted: Any, above: tuple[type, ...] = ()) -> Shape:
     """The shape of a value that `type=` makes of JSON. Types whose making is not plain (validators, aliases, dates) are
-    Opaque, and so is a class inside itself. above: the classes that this one stands in.
+    An OpaqueShape, and so is a class inside itself. above: the classes that this one stands in.
     """
     simple: dict[Any, Shape] = {
-        str: TEXT, int: Number(), float: Number(float, convert=True), bool: BOOL, type(None): _NULL, None: _NULL,
+        str: TEXT, int: NumberShape(), float: NumberShape(float, convert=True), bool: BOOL, type(None): _NULL, None: _NULL,
     }  # fmt: skip
     if isinstance(wanted, type) and issubclass(wanted, Enum):
-        return Finite(tuple((member.value, member) for member in wanted))
+        return FiniteShape(tuple((member.value, member) for member in wanted))
     if (wanted is None or isinstance(wanted, type)) and wanted in simple:
         return simple[wanted]
     origin, arguments = get_origin(wanted), get_args(wanted)
     if origin is Literal:
-        return Finite(tuple((value.value if isinstance(value, Enum) else value, value) for value in arguments))
+        return FiniteShape(tuple((value.value if isinstance(value, Enum) else value, value) for value in arguments))
     if origin is Annotated:
-        return of_type(arguments[0], above) if all(map(_only_checks, arguments[1:])) else Opaque(str(wanted))
+        return of_type(arguments[0], above) if all(map(_only_checks, arguments[1:])) else OpaqueShape(str(wanted))
     if origin in (Union, types.UnionType):
         return _of_union(arguments, above)
     if origin is list or wanted is list:
-        return Data(list, item=of_type(arguments[0], above) if arguments else JSON, plain=not arguments)
+        return DataShape(list, item=of_type(arguments[0], above) if arguments else JSON, plain=not arguments)
     if origin is dict or wanted is dict:
-        return _of_dict(arguments, above) if arguments else Data(dict, plain=True)
-    return _of_class(wanted, above) if isinstance(wanted, type) else Opaque(str(wanted))
+        return _of_dict(arguments, above) if arguments else DataShape(dict, plain=True)
+    return _of_class(wanted, above) if isinstance(wanted, type) else OpaqueShape(str(wanted))
 
 
 def _of_dict(arguments: tuple[Any, ...], above: tuple[type, ...]) -> Shape:
     if arguments[0] is not str:
-        return Opaque("a dict whose keys are made of text")
+        return OpaqueShape("a dict whose keys are made of text")
     inside = of_type(arguments[1], above)
-    return Data(dict, whole=whole(inside), optional=(inside,))
+    return DataShape(dict, whole=whole(inside), optional=(inside,))
 
 
 def _of_union(arguments: tuple[Any, ...], above: tuple[type, ...]) -> Shape:
     kinds = [a for a in arguments if a is not type(None)]
     if len(kinds) == 1 and len(arguments) == 2:
-        return Maybe(of_type(kinds[0], above))
-    return Opaque("one of several types", certain=False)
+        return OptionalShape(of_type(kinds[0], above))
+    return OpaqueShape("one of several types", certain=False)
 
 
 def _of_class(wanted: type, above: tuple[type, ...]) -> Shape:
     if wanted in above:
-        return Opaque(wanted.__name__)
+        return OpaqueShape(wanted.__name__)
     above = (*above, wanted)
     if is_typeddict(wanted):
         required: frozenset[str] = getattr(wanted, "__required_keys__", frozenset())
         hints = get_type_hints(wanted, include_extras=True)
         members = tuple((k, of_type(_bare(h), above)) for k, h in hints.items() if k in required)
-        return Data(
+        return DataShape(
             dict, members, optional=tuple(of_type(_bare(h), above) for k, h in hints.items() if k not in required)
         )
     if dataclasses.is_dataclass(wanted):
         return _of_dataclass(wanted, above)
     if hasattr(wanted, "model_fields") and hasattr(wanted, "__pydantic_decorators__"):
         return _of_model(wanted, above)
-    return Opaque(wanted.__name__)
+    return OpaqueShape(wanted.__name__)
 
 
 def _bare(hint: Any) -> Any:
@@ -237,12 +237,12 @@ def _bare(hint: Any) -> Any:
 def _of_dataclass(wanted: type, above: tuple[type, ...]) -> Shape:
     fields = dataclasses.fields(wanted)
     if hasattr(wanted, "__post_init__") or any(not f.init for f in fields):
-        return Opaque(wanted.__name__)
+        return OpaqueShape(wanted.__name__)
     hints = get_type_hints(wanted, include_extras=True)
     given = [f for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
     members = tuple((f.name, of_type(hints[f.name], above)) for f in given)
     others = tuple(of_type(hints[f.name], above) for f in fields if f not in given)
-    return Data(wanted, members, attributes=True, whole=not others, optional=others)
+    return DataShape(wanted, members, attributes=True, whole=not others, optional=others)
 
 
 def _of_model(wanted: Any, above: tuple[type, ...]) -> Shape:
@@ -253,12 +253,12 @@ def _of_model(wanted: Any, above: tuple[type, ...]) -> Shape:
     fields = wanted.model_fields
     plain = all(f.alias is None and all(map(_only_checks, f.metadata)) for f in fields.values())
     if changed or unusual or not plain or _post_init(wanted) or wanted.model_config.get("extra") == "allow":
-        return Opaque(wanted.__name__)
+        return OpaqueShape(wanted.__name__)
     required: list[tuple[str, Shape]] = [
         (name, of_type(f.annotation, above)) for name, f in fields.items() if f.is_required()
     ]
     others = tuple(of_type(f.annotation, above) for f in fields.values() if not f.is_required())
-    return Data(wanted, tuple(required), attributes=True, whole=not others, optional=others)
+    return DataShape(wanted, tuple(required), attributes=True, whole=not others, optional=others)
 
 
 def _post_init(model: Any) -> bool:
@@ -308,7 +308,7 @@ _ESCAPED = re.compile(r"\\u[fF][dD][dDeE][0-9a-fA-F](?:.*\\u[fF][dD][dDeE][0-9a-
 _ANY = re.compile(f"{BEGIN}.*?{NUMBER}[\ufde0-\ufdef]+{END}", re.DOTALL)
 
 
-class Found(NamedTuple):
+class TaggedText(NamedTuple):
     """A text taken apart: `parts` are plain texts and numbers of tags in order; `damage` says what is wrong, or is ""."""
 
     parts: tuple[str | int, ...]
@@ -332,19 +332,19 @@ class Tags:
         digits = "".join(chr(_ZERO + int(d, 16)) for d in f"{number + self._first:06x}")
         return f"{self._body}{digits}{END}"
 
-    def find(self, text: str) -> Found:
+    def find(self, text: str) -> TaggedText:
         """The tags in `text`, and whether anything in between is a piece of one."""
         if text.isascii() and not self._is_damaged(text):
-            return Found((text,) if text else ())
+            return TaggedText((text,) if text else ())
         parts: list[str | int] = []
         for index, part in enumerate(self._intact.split(text)):
             if index % 2:
                 parts.append(_number(part) - self._first)
             elif part:
                 if self._is_damaged(part):
-                    return Found((), _what(part))
+                    return TaggedText((), _what(part))
                 parts.append(part)
-        return Found(tuple(parts))
+        return TaggedText(tuple(parts))
 
     def _is_damaged(self, part: str) -> bool:
         if not part.isascii() and _DELIMITERS.search(part):

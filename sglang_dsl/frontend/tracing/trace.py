@@ -1,6 +1,6 @@
 """A trace: what all runs of one body share, what abstract values ask, and what a body may not do meanwhile.
 
-`Trace` is the whole: it makes abstract values, and answers what the body asks of them. `Walk` is one run of the body along
+`Trace` is the whole: it makes abstract values, and answers what the body asks of them. `BodyRun` is one run of the body along
 one path, as the rest of this folder sees it; `path.Path` is one.
 
 A trace runs the body several times, and a run does so once more. So nothing may leave the process meanwhile (`driven`). Python
@@ -29,14 +29,14 @@ from ...ir.execution import no_models
 from ...ir.graph import Graph
 from ...ir.nodes import Input, Node, Reference, Switch
 from ...ir.semantics import is_among
-from ..call_sites import Sites, user_origin
+from ..call_sites import CallSites, user_origin
 from ..cursor import Recorder
 from .items import Chooser, Decision, Group, made_up_texts, made_up_values, possible_answers
-from .shapes import Finite, Maybe, Opaque, Shape, Tags, Text, without_tags
+from .shapes import FiniteShape, OpaqueShape, OptionalShape, Shape, Tags, TextShape, without_tags
 from .values import Abstract, Domain, Unknown, exact, is_abstract
 
 
-class Walk(Recorder, Protocol):
+class BodyRun(Recorder, Protocol):
     """Owner: the run of the body. Decisions are replayed from a script, then made by a chooser."""
 
     nodes: list[Node]
@@ -77,14 +77,14 @@ class Trace:
     """Follows what a body does with abstract values. Owner: one call of `trace`; `path` is the run that is under way."""
 
     def __init__(
-        self, name: str, sites: Sites, *, strict: bool, language: str = "native", tags: Tags | None = None
+        self, name: str, sites: CallSites, *, strict: bool, language: str = "native", tags: Tags | None = None
     ) -> None:
         self.name = name
         self.sites = sites
         self.strict = strict
         self.language = language
         self.tags = tags or Tags()
-        self.path: Walk | None = None
+        self.path: BodyRun | None = None
         self._numbers: dict[Reference, int] = {}
         self._known: list[Abstract] = []
         self._clean: dict[int, object] = {}  # options scanned before; kept, so that an id stays its own
@@ -99,16 +99,16 @@ class Trace:
     def member(self, reference: Reference, shape: Shape) -> Any:
         """A value of this shape. Those that Python can tell apart by identity are decided here and now."""
         match shape:
-            case Text():
+            case TextShape():
                 known = self._path().left(reference)  # a switch may have decided what it is
                 return self.text(reference, reference, None if known is None else tuple((v, v) for v in known))
-            case Finite(choices=choices) if shape.textual:
+            case FiniteShape(choices=choices) if shape.textual:
                 return self.text(reference, reference, choices)
-            case Finite(choices=choices):
+            case FiniteShape(choices=choices):
                 return self._one_of(reference, choices, lambda value: value, by_value=True)
-            case Maybe(shape=inside):
+            case OptionalShape(shape=inside):
                 return None if self._is_null(reference) else self.member(reference, inside)
-            case Opaque(certain=False):
+            case OpaqueShape(certain=False):
                 self._refuse("reading", reference)
         return Unknown(self, reference, shape)
 
@@ -170,7 +170,7 @@ class Trace:
     # asking ------------------------------------------------------------------------------------------------------
 
     def ask(self, value: Abstract | Unknown, what: str, question: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """The answer of a question about a value: see `values.Follower`, which this implements for all values of a trace."""
+        """The answer of a question about a value: see `values.ValueTracer`, which this implements for all values of a trace."""
         path = self._path()
         path.questioned = True
         given = tuple(self._settled(arg, what) if is_abstract(arg) else arg for arg in args)
@@ -251,7 +251,7 @@ class Trace:
         reference = self._known[found.parts[0]].reference
         return "…" if reference is None else f"<{named(self.path.graph, reference)}>"
 
-    def _path(self) -> Walk:
+    def _path(self) -> BodyRun:
         if self.path is None:
             raise TraceError(
                 f"a value of the trace of {self.name!r} was used after the trace had ended",

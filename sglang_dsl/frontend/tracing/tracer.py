@@ -3,7 +3,7 @@
 A trace is a picture and a prediction. Values always come from a real run, so no trace can make a run wrong. Where the
 body asks what only a run can answer, the graph holds a Break with the line.
 
-`trace` is the way in. Its arguments are copied for each run of the body; symbolic ones become Inputs (`Symbols`). Then
+`trace` is the way in. Its arguments are copied for each run of the body; symbolic ones become Inputs (`SymbolicArguments`). Then
 `explore.explored` has the body run again and again (`path.Path` is one run), and the ways are merged into one graph.
 
 A run ends where the body asks what only a model can say. Where a branch of a fork does, the other branches and what comes after
@@ -33,15 +33,15 @@ from ...ir.semantics import references_of
 from ...ir.verify import findings
 from ..annotations import hints_of
 from ..bindings import Bindings
-from ..call_sites import Sites, caller_origin
+from ..call_sites import CallSites, caller_origin
 from ..cursor import Cursor
 from ..cursor import Line as ContextLine
 from ..state import State
 from .explore import explored
-from .items import Answers, Chooser, Decision, Guesses, Item, Line, Stop, link, loosen
+from .items import Answers, BodyStopped, Chooser, Decision, Item, Line, ModelAnswers, link, loosen
 from .path import Path
 from .regions import renamed
-from .shapes import BOOL, TEXT, Number, Shape, Tags, of_type
+from .shapes import BOOL, TEXT, NumberShape, Shape, Tags, of_type
 from .trace import Trace, driven, outside_of_loops, same_random
 from .values import after
 
@@ -55,7 +55,7 @@ class Traceable(Protocol):
     function: Callable[..., Any]
     name: str
     origin: Origin
-    sites: Sites
+    sites: CallSites
     asynchronous: bool
     language: str
     parameters: tuple[str, ...]
@@ -65,16 +65,18 @@ class Traceable(Protocol):
         """Run the body on a state."""
 
 
-def went_on(stopped: Path, run: Callable[[Guesses], Path], script: Sequence[Decision], inputs: Sequence[Node]) -> Path:
+def went_on(
+    stopped: Path, run: Callable[[ModelAnswers], Path], script: Sequence[Decision], inputs: Sequence[Node]
+) -> Path:
     """The run that stopped at a Break, with what every answer there leads to.
 
     run: runs the body again, with guesses. script: the decisions that the run repeats, also those beyond the Break. inputs: the
     nodes of the program's unknown arguments.
     """
     answers: Answers = {(d.on, d.groups): d.taken for d in [*script, *stopped.decisions]}
-    runs: list[tuple[Path, Guesses]] = []
+    runs: list[tuple[Path, ModelAnswers]] = []
     for first, alternating in ((0, False), (1, False), (0, True), (1, True)):
-        guesses = Guesses(first, alternating=alternating, answers=answers)
+        guesses = ModelAnswers(first, alternating=alternating, answers=answers)
         runs.append((run(guesses), guesses))
     ended = [(p, g) for p, g in runs if p.broken is None]
     for usable in (
@@ -101,7 +103,7 @@ def _take(stopped: Path, runs: Sequence[Path], script: Sequence[Decision], input
         stopped.nodes, stopped.decisions = nodes, decisions
 
 
-def _all_vary(runs: Sequence[Guesses]) -> bool:
+def _all_vary(runs: Sequence[ModelAnswers]) -> bool:
     """Whether nothing that was made up is the same in all runs: it would look as if the body had said it."""
     first = runs[0].made_up
     return all(any(run.made_up.get(question) != number for run in runs[1:]) for question, number in first.items())
@@ -161,13 +163,13 @@ def _needed(item: Item) -> set[str]:
 
 
 _LEAVES: dict[type, Shape] = {
-    str: TEXT, int: Number(), float: Number(float), bool: BOOL,
+    str: TEXT, int: NumberShape(), float: NumberShape(float), bool: BOOL,
 }  # fmt: skip
 _CHANGEABLE = (list, dict, set, bytearray, deque)
 _MISSING = object()
 
 
-class Symbols:
+class SymbolicArguments:
     """The arguments of one trace. `inputs`: an Input per symbolic parameter.
 
     Raises:
@@ -219,7 +221,7 @@ class Symbols:
 
     def _annotated(self, name: str) -> Shape:
         shape = of_type(self._hints.get(name, str))
-        return Number(float) if isinstance(shape, Number) and shape.convert else shape
+        return NumberShape(float) if isinstance(shape, NumberShape) and shape.convert else shape
 
 
 def _by_name(
@@ -293,7 +295,7 @@ def _copied(value: Any, name: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TraceResult:
     """What a trace found. `unsaid`: why the program's result is not in the graph, or ""."""
 
     graph: Graph
@@ -328,23 +330,23 @@ def traced(
     symbolic: Iterable[str] = (),
     strict: bool = False,
     tags: Tags | None = None,
-) -> Traced:
+) -> TraceResult:
     """Like `trace`, with what the graph does not say."""
     following = Trace(program.name, program.sites, strict=strict, language=program.language, tags=tags)
-    symbols = Symbols(program, args, kwargs, tuple(symbolic))
+    symbols = SymbolicArguments(program, args, kwargs, tuple(symbolic))
     return outside_of_loops(_Tracer(program, following, symbols).traced, asynchronous=program.asynchronous)
 
 
 class _Tracer:
     """Runs the body as often as needed. Owner: one trace."""
 
-    def __init__(self, program: Traceable, following: Trace, symbols: Symbols) -> None:
+    def __init__(self, program: Traceable, following: Trace, symbols: SymbolicArguments) -> None:
         self._program = program
         self._trace = following
         self._symbols = symbols
         self._unsaid = ""
 
-    def traced(self) -> Traced:
+    def traced(self) -> TraceResult:
         """The merged graph."""
         with same_random() as restore:
 
@@ -354,7 +356,7 @@ class _Tracer:
                 if not path.guessable:
                     return path
 
-                def again(guesses: Guesses) -> Path:
+                def again(guesses: ModelAnswers) -> Path:
                     restore()
                     return self._walk(script, choose, before, guesses)
 
@@ -366,10 +368,10 @@ class _Tracer:
                 self._trace.path = None
         nodes: list[Node] = [*self._symbols.inputs, *link(items)]
         kept = [n for n in nodes if not (isinstance(n, Return) and n.value == Constant(None))]
-        return Traced(Graph(renamed(kept), name=self._program.name).freeze(), self._unsaid)
+        return TraceResult(Graph(renamed(kept), name=self._program.name).freeze(), self._unsaid)
 
     def _walk(
-        self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node], guesses: Guesses | None = None
+        self, script: Sequence[Decision], choose: Chooser, before: Sequence[Node], guesses: ModelAnswers | None = None
     ) -> Path:
         path = Path(self._trace, script, choose, before, asynchronous=self._program.asynchronous, guesses=guesses)
         self._trace.path = path
@@ -384,7 +386,7 @@ class _Tracer:
     def _follow(self, path: Path, cursor: Cursor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
             self._note_return(path, cursor, self._body(State(cursor), args, kwargs, path))
-        except Stop:
+        except BodyStopped:
             return
         except Exception as error:
             if self._trace.strict or not path.questioned:
@@ -414,7 +416,7 @@ class _Tracer:
         what = error.what if isinstance(error, DslError) else f"{type(error).__name__}: {error}"
         try:
             path.stop(f"the body raised, or met what has no value yet: {what}", origin=_raised_at(error, self._program))
-        except Stop:
+        except BodyStopped:
             return
 
 

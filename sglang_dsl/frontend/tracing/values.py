@@ -5,7 +5,7 @@ is overridden. A method that makes text of text is recorded as an operation on t
 question, which the trace answers where the value is one of a few, and breaks at where it is not. Other values are
 `Unknown`s: attributes and items are recorded, text made of them is recorded, the rest are questions.
 
-What the trace does with all this is behind `Follower`; a value knows only who follows it.
+What the trace does with all this is behind `ValueTracer`; a value knows only who follows it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex
 
 from ...ir.nodes import Json, Operation, Reference
-from .shapes import Number
+from .shapes import NumberShape
 
 if TYPE_CHECKING:
     from .shapes import Shape
@@ -25,7 +25,7 @@ Domain = tuple[tuple[Json, Any], ...]  # the values a reference may have: (as JS
 _PLAIN_FORMAT = re.compile(r"(?:[^%]|%%|%s|%r)*")  # a `%` template that puts values in as they are
 
 
-class Follower(Protocol):
+class ValueTracer(Protocol):
     """Who follows what is done with abstract values: the trace that made them. `ended`: nobody does any more."""
 
     @property
@@ -97,18 +97,18 @@ def _asked(name: str, what: str = "") -> Any:
 class Abstract(str):
     """Text that does not exist yet. Its own characters are tags (`tracing/tags.py`), around what was added to it.
 
-    reference: where it comes from; None for a text that has more in it than one value. on, domain: see `Follower.text`.
+    reference: where it comes from; None for a text that has more in it than one value. on, domain: see `ValueTracer.text`.
     """
 
     __slots__ = ("domain", "follower", "on", "reference")
 
-    follower: Follower
+    follower: ValueTracer
     reference: Reference | None
     on: Reference
     domain: Domain | None
 
     def __new__(
-        cls, text: str, follower: Follower, reference: Reference | None, on: Reference, domain: Domain | None
+        cls, text: str, follower: ValueTracer, reference: Reference | None, on: Reference, domain: Domain | None
     ) -> Abstract:
         """The stand-in that reads as `text`."""
         value = super().__new__(cls, text)
@@ -296,7 +296,7 @@ class Unknown:
 
     __slots__ = ("_follower", "_reference", "_shape")
 
-    def __init__(self, follower: Follower, reference: Reference, shape: Shape) -> None:
+    def __init__(self, follower: ValueTracer, reference: Reference, shape: Shape) -> None:
         self._follower = follower
         self._reference = reference
         self._shape = shape
@@ -323,7 +323,7 @@ class Unknown:
 
     def _said(self, operation: str, what: str, *args: str) -> str:
         """Text made of it, where the graph can make the same text of the JSON."""
-        if isinstance(self._shape, Number) or getattr(self._shape, "plain", False):
+        if isinstance(self._shape, NumberShape) or getattr(self._shape, "plain", False):
             reference = after(self._number, operation, *args)
             return self._follower.text(reference, reference, None)
         shown: str = self._follower.ask(self, what, repr, ())

@@ -93,9 +93,9 @@ def _draw(
         return draw_timeline(graph, outcomes)
     if form not in get_args(Format):
         raise SpecError(f"format {form!r} is unknown", hint=f"one of {', '.join(get_args(Format))}")
-    from .status import Account
+    from .status import RunAccount
 
-    account = Account.of(graph, outcomes, errors)
+    account = RunAccount.of(graph, outcomes, errors)
     match form:
         case "terminal":
             from .terminal import draw_terminal

@@ -24,7 +24,7 @@ from ..prompts import rendered
 from ..specs import spelled
 from .labels import Names, missing_of, names_of, notes, printable, show, show_reference, title, ways, ways_taken
 from .picture import folded_forks
-from .status import PLANNED, Account, TimelineBar, calls_of_run, unjoined
+from .status import PLANNED, RunAccount, TimelineBar, calls_of_run, unjoined
 
 SCRIPTS = ("model.js", "layout.js", "paint.js", "panel.js", "timeline.js", "main.js")
 SHOWN_VALUE_CHARACTERS = 20_000
@@ -32,7 +32,7 @@ SHOWN_TOKENS = 2_000
 FOLD_FROM = 12  # forks with more branches begin folded
 
 
-def draw_html(account: Account, meter: Meter | None, executed: Mapping[str, Outcome]) -> str:
+def draw_html(account: RunAccount, meter: Meter | None, executed: Mapping[str, Outcome]) -> str:
     """The page. With a meter the prompt preview is the model's own rendering, with token counts. `executed`: outcomes by the
     ids of the run, for the timeline.
     """
@@ -77,7 +77,7 @@ def _head(graph: Graph) -> str:
     return " – ".join(filter(None, (printable(graph.name) or "program", missing_of(graph))))
 
 
-def _page_data(account: Account, meter: Meter | None, calls: Sequence[TimelineBar]) -> dict[str, Any]:
+def _page_data(account: RunAccount, meter: Meter | None, calls: Sequence[TimelineBar]) -> dict[str, Any]:
     graph = account.graph
     known = _texts(graph, account.outcomes)
     page = _PageData(account, {} if meter is None else rendered(graph, meter, known))
@@ -125,7 +125,7 @@ def _call_entry(call: TimelineBar, index: Mapping[str, int]) -> list[Any]:
 class _PageData:
     """Nodes and sub-graphs by index. Owner: one `_page_data`."""
 
-    def __init__(self, account: Account, segments: Mapping[str, Sequence[Segment]]) -> None:
+    def __init__(self, account: RunAccount, segments: Mapping[str, Sequence[Segment]]) -> None:
         self.account = account
         self.names: Names = names_of(account.graph)
         self.outcomes = account.outcomes

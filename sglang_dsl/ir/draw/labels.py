@@ -36,7 +36,7 @@ from ..nodes import (
     Select,
     Switch,
     Text,
-    Tool,
+    ToolNode,
     subgraphs,
 )
 from ..operations import describe
@@ -94,7 +94,7 @@ def _title(node: Node, names: Names) -> str:
             return f"fork × {node.size}"
         case Switch():
             return f"switch on {show_reference(node.on, names)}"
-        case Tool():
+        case ToolNode():
             return f"tool {node.tool}"
         case Break():
             return f"break: {node.reason}"
@@ -128,7 +128,7 @@ def notes(node: Node) -> Iterator[str]:
             yield f"at most {node.limit}"
         case Switch(assumed=True):
             yield "assumed"
-        case Tool(pure=True):
+        case ToolNode(pure=True):
             yield "pure"
         case Break(reason=reason) if len(reason) > BREAK_CHARACTERS:
             yield shorten(reason, REASON_CHARACTERS)  # the title has room for its beginning and end only

@@ -17,7 +17,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from .labels import missing_of, printable, shorten
 from .picture import Box, FoldingPlan, Frame, Link, Picture, picture_of
-from .status import STRUCK_OUT, Account
+from .status import STRUCK_OUT, RunAccount
 
 MAX_EDGES = 500
 MAX_CHARACTERS = 50_000
@@ -56,7 +56,7 @@ FAILED = "fill:#fde8e8,stroke:#c81e1e,stroke-width:2px,color:#7f1d1d"
 STRUCK = "fill:#f4f4f5,stroke:#a1a1aa,color:#71717a,text-decoration:line-through"
 
 
-def draw_mermaid(account: Account, fold: int | None) -> str:
+def draw_mermaid(account: RunAccount, fold: int | None) -> str:
     """The graph as a Mermaid flowchart, top down. Possible ways are dotted; taken ones are thick.
 
     A text over Mermaid's limits, where `fold` is None or nothing more can be folded, begins with a comment that says so,
@@ -180,7 +180,7 @@ FAILED_COLORS = ("#fdeae8", "#c4271b")
 STRUCK_COLORS = ("#f4f4f5", "#a1a1aa")
 
 
-def draw_dot(account: Account, fold: int | None) -> str:
+def draw_dot(account: RunAccount, fold: int | None) -> str:
     """The graph in DOT. Possible ways are dashed, taken ones bold, data edges dotted; `class` says how a node fared."""
     return (
         "\n".join(_dot_lines(picture_of(account, FoldingPlan(fold)), account.graph.name, missing_of(account.graph)))
@@ -300,7 +300,7 @@ class BoxPosition(NamedTuple):
     h: float
 
 
-def draw_svg(account: Account, fold: int | None) -> str:
+def draw_svg(account: RunAccount, fold: int | None) -> str:
     """The graph as an SVG document: what each node is, and after a run what it gave and how it fared."""
     picture = picture_of(account, FoldingPlan(fold))
     places = lay_out(picture)

@@ -17,7 +17,7 @@ from ..analysis import calls_of
 from ..graph import Graph, main_line
 from ..nodes import Break, Fork, Gen, Join, Map, Node, RoleBegin, RoleEnd, Select, Text, data_of, subgraphs
 from .labels import Names, counts, names_of, notes, shorten, title, ways, ways_taken
-from .status import PLANNED, Account, Status, unjoined
+from .status import PLANNED, RunAccount, Status, unjoined
 
 SHOWN_BRANCHES = 2  # of each group of like branches in a folded fork
 
@@ -259,7 +259,7 @@ class Picture:
     keys: dict[str, str] = field(default_factory=dict)
 
 
-def picture_of(account: Account, plan: FoldingPlan) -> Picture:
+def picture_of(account: RunAccount, plan: FoldingPlan) -> Picture:
     """The picture of a graph and of what a run did with it."""
     return _Painter(account, plan).paint(account.graph, ran=account.ran)
 
@@ -267,7 +267,7 @@ def picture_of(account: Account, plan: FoldingPlan) -> Picture:
 class _Painter:
     """Owner: one `picture_of`."""
 
-    def __init__(self, account: Account, plan: FoldingPlan) -> None:
+    def __init__(self, account: RunAccount, plan: FoldingPlan) -> None:
         self.names: Names = names_of(account.graph)
         self.account = account
         self.outcomes = account.outcomes

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from ...errors import CancelledError, DslError, SpecError
 from ..execution import MISSING, Meta, Outcome
 from ..graph import Graph
-from ..nodes import Break, Gen, Input, Join, Loop, Map, Node, Select, Switch, Tool, data_of, subgraphs
+from ..nodes import Break, Gen, Input, Join, Loop, Map, Node, Select, Switch, ToolNode, data_of, subgraphs
 from ..operations import text_of
 from ..semantics import ballot_of, evaluate
 from ..values import RecordedError
@@ -63,7 +63,7 @@ PLANNED = Status()
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class RunAccount:
     """All that a picture is made of. outcomes, errors, status: by the ids the nodes have in the graph and its sub-graphs;
     empty without a run. Of a loop the last turn's, of a map the last item's; of errors the first that is no cancellation.
     """
@@ -74,7 +74,7 @@ class Account:
     status: Mapping[str, Status]
 
     @classmethod
-    def of(cls, graph: Graph, outcomes: Mapping[str, Outcome], errors: Errors) -> Account:
+    def of(cls, graph: Graph, outcomes: Mapping[str, Outcome], errors: Errors) -> RunAccount:
         """What a run gave, by the ids of the run (see `instances`). What it does not know of is concluded from what it
         hangs on.
         """
@@ -114,7 +114,7 @@ def _worst(found: Iterator[tuple[str, BaseException]]) -> dict[str, BaseExceptio
 
 
 class _Reader:
-    """Owner: one `Account.of`. Nodes come in append order, so what a node hangs on has its status before it."""
+    """Owner: one `RunAccount.of`. Nodes come in append order, so what a node hangs on has its status before it."""
 
     def __init__(self, outcomes: Mapping[str, Outcome], errors: Errors, found: dict[str, Status]) -> None:
         self.outcomes = outcomes
@@ -146,7 +146,7 @@ class _Reader:
             return "done"
         if isinstance(node, Break):
             return "planned"
-        if isinstance(node, Gen | Select | Tool):
+        if isinstance(node, Gen | Select | ToolNode):
             return "unreached"
         if isinstance(node, Switch | Loop | Map) and any(
             e is not None for inner in subgraphs(node) for e in map(self.errors.get, (n.id for n in inner))

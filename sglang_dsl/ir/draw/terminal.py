@@ -15,7 +15,7 @@ from ..nodes import Fork, Join, Node, RoleBegin, RoleEnd, Text, subgraphs
 from ..semantics import every_node
 from .labels import Names, counts, missing_of, names_of, notes, printable, title, ways, ways_taken
 from .picture import FoldingPlan, Picture, hidden_nodes, picture_of, said_meanwhile
-from .status import PLANNED, STRUCK_OUT, Account, unjoined
+from .status import PLANNED, STRUCK_OUT, RunAccount, unjoined
 
 if TYPE_CHECKING:
     from rich.text import Text as RichText
@@ -36,7 +36,7 @@ STYLES: Mapping[str, str] = {
 WIDTH = 120
 
 
-def draw_terminal(account: Account, fold: int | None) -> str:
+def draw_terminal(account: RunAccount, fold: int | None) -> str:
     """The tree as plain text, `WIDTH` columns wide; where something failed wider, so that its error can be read."""
     from rich.console import Console
 
@@ -53,7 +53,7 @@ def draw_terminal(account: Account, fold: int | None) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
-def tree_of(account: Account, fold: int | None) -> Tree:
+def tree_of(account: RunAccount, fold: int | None) -> Tree:
     """The tree as a rich renderable, with colours."""
     from rich.tree import Tree
 
@@ -88,7 +88,7 @@ class _Spot(NamedTuple):
 class _Grower:
     """Owner: one `tree_of`. `numbers`: of the boxes whose values go somewhere; `sources`: by box, the boxes it mentions."""
 
-    def __init__(self, account: Account, plan: FoldingPlan) -> None:
+    def __init__(self, account: RunAccount, plan: FoldingPlan) -> None:
         self.account = account
         self.plan = plan
         self.names: Names = names_of(account.graph)

@@ -17,7 +17,7 @@ from ...errors import CancelledError, CassetteError, GraphError, RoleError, RunE
 from ...ir.codec import encode_node
 from ...ir.execution import ConstraintReport, Event, Meter, Outcome, Run, RunSpec, RunSummary, Segment
 from ...ir.nodes import Node
-from ...ir.outcome import Torn
+from ...ir.outcome import PartialCharacters
 from ...ir.record import RunRecord
 from ...ir.specs import ConstraintSpec
 from ..cache.keys import Namespace
@@ -175,7 +175,7 @@ def _play(waiting: _Waiting, tokenizer: Tokenizer) -> None:
     outcome = call.outcome
     if isinstance(outcome, GenerateResult):
         kept = outcome.text[: len(outcome.text) - len(outcome.tail_text)]
-        ids = _ids_of(kept, outcome.torn or Torn(), tokenizer)
+        ids = _ids_of(kept, outcome.torn or PartialCharacters(), tokenizer)
         outcome = replace(outcome, token_ids=ids, covered_ids=())
     if outcome is None:
         outcome = CassetteError("the recorded call has no end", hint="record it again")
@@ -184,7 +184,7 @@ def _play(waiting: _Waiting, tokenizer: Tokenizer) -> None:
     sink.done(outcome)
 
 
-def _ids_of(text: str, torn: Torn, tokenizer: Tokenizer) -> tuple[int, ...]:
+def _ids_of(text: str, torn: PartialCharacters, tokenizer: Tokenizer) -> tuple[int, ...]:
     """Ids of a recorded text; the bytes of characters that it begins or ends in the middle of are tokens, as in every vocabulary."""
     whole = text[len(torn.head) : len(text) - bool(torn.tail)]
     return (*torn.head, *tokenizer.encode(whole), *torn.tail)

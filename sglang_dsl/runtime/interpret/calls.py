@@ -11,7 +11,7 @@ from ...errors import CancelledError, DslError, InvalidValueError, RunError, Spe
 from ...ir.execution import Event, Meta, Outcome
 from ...ir.nodes import Gen, Reasoning, Reference, RoleBegin, Select, Text
 from ...ir.operations import text_of
-from ...ir.outcome import Accepted, Torn
+from ...ir.outcome import Accepted, PartialCharacters
 from ...ir.prompts import blank_finding, choices_of
 from ...ir.semantics import evaluate
 from ...ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec
@@ -314,7 +314,7 @@ class GenCall(_Call):
         self.entry.produced = CallOutput(self.target, ids, text, result.tail_text, healed=self.healed is not None)
         torn = result.torn
         if torn is not None and torn.head and not self._goes_on_inside_a_character():
-            torn = Torn(b"", torn.tail) if torn.tail else None
+            torn = PartialCharacters(b"", torn.tail) if torn.tail else None
         self.machine.finish(
             self.entry, Outcome(value=value, text=text, torn=torn, meta=self._meta(result), accepted=accepted)
         )

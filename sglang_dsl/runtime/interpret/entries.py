@@ -23,8 +23,8 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 from ...errors import DeadlineError, GraphError
 from ...ir.execution import Outcome, Usage
-from ...ir.nodes import Fork, Gen, Input, Join, Loop, Map, Node, Return, Select, Switch, Tool
-from ...ir.outcome import PathText, Torn
+from ...ir.nodes import Fork, Gen, Input, Join, Loop, Map, Node, Return, Select, Switch, ToolNode
+from ...ir.outcome import PartialCharacters, PathText
 from ..cache.keys import Namespace
 from ..schedule.request import OUTERMOST, BranchOrder, GenerateResult, LeaseId, Lineage, Request, Result, Sink
 from ..text.tokenizer import TextPiece, Turns
@@ -160,7 +160,7 @@ def said_by(entries: Iterable[Entry]) -> PathText:
             continue
         torn, by = outcome.torn, None if entry.produced is None else entry.produced.target
         if torn is not None and torn.head and wrote is not None and by is not None and by is not wrote:
-            torn = Torn(b"", torn.tail)
+            torn = PartialCharacters(b"", torn.tail)
         said.add(outcome.text, torn)
         wrote = by
     return said
@@ -168,7 +168,7 @@ def said_by(entries: Iterable[Entry]) -> PathText:
 
 def passes_through(node: Node) -> bool:
     """Whether what hangs on this node in context need not wait for its value: it adds no text and is no seam."""
-    return isinstance(node, (Input, Return, Tool, Map)) or (isinstance(node, Join) and node.mode != "concat")
+    return isinstance(node, (Input, Return, ToolNode, Map)) or (isinstance(node, Join) and node.mode != "concat")
 
 
 @dataclass(slots=True, eq=False)

@@ -31,7 +31,7 @@ from ...ir.nodes import (
     Select,
     Switch,
     Text,
-    Tool,
+    ToolNode,
 )
 from ...ir.record import RunRecord, plain_options
 from .branches import begin_fork, begin_join, check_fork, check_join
@@ -57,7 +57,7 @@ KINDS = KindHandlers(
         Select: check_select,
         Fork: check_fork,
         Join: check_join,
-        Tool: check_tool,
+        ToolNode: check_tool,
         Switch: check_region,
         Loop: check_region,
         Map: check_region,
@@ -72,7 +72,7 @@ KINDS = KindHandlers(
         Select: begin_select,
         Fork: begin_fork,
         Join: begin_join,
-        Tool: begin_tool,
+        ToolNode: begin_tool,
         Switch: begin_switch,
         Loop: begin_loop,
         Map: begin_map,

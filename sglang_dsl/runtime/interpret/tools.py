@@ -17,7 +17,7 @@ from typing import Any
 
 from ...errors import SpecError, ToolError
 from ...ir.execution import Event, Outcome
-from ...ir.nodes import Tool, data_of
+from ...ir.nodes import ToolNode, data_of
 from ...ir.semantics import evaluate, key_of
 from .entries import Entry
 from .machine import Machine
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 def check_tool(machine: Machine, entry: Entry) -> None:
     """Raise SpecError if no such tool is registered."""
-    if not isinstance(entry.node, Tool):
+    if not isinstance(entry.node, ToolNode):
         return
     if entry.node.tool not in machine.registry:
         known = ", ".join(sorted(machine.registry)) or "none"
@@ -41,7 +41,7 @@ def check_tool(machine: Machine, entry: Entry) -> None:
 
 def begin_tool(machine: Machine, entry: Entry) -> None:
     """Call the tool, or share the call of an equal one if it is pure."""
-    if not isinstance(entry.node, Tool):
+    if not isinstance(entry.node, ToolNode):
         return
     tool = entry.node
     arguments = ToolArguments(machine, entry, tool)
@@ -69,7 +69,7 @@ def _share(machine: Machine, entry: Entry, first: Entry) -> None:
 class ToolArguments:
     """What a call is made with. The values that it mentions are those of its beginning."""
 
-    def __init__(self, machine: Machine, entry: Entry, tool: Tool) -> None:
+    def __init__(self, machine: Machine, entry: Entry, tool: ToolNode) -> None:
         self._values: dict[str, Any] = evaluate(tool.arguments, machine.lookup(entry))
         self._objects = tool.objects
         sources = (entry.scope.find(node_id) for node_id in data_of(tool)) if tool.objects is not None else ()
@@ -91,7 +91,7 @@ class ToolArguments:
 class ToolCall:
     """One call of a tool. Its timeout counts from its start, the run's deadline also while it is queued."""
 
-    def __init__(self, machine: Machine, entry: Entry, tool: Tool, arguments: ToolArguments) -> None:
+    def __init__(self, machine: Machine, entry: Entry, tool: ToolNode, arguments: ToolArguments) -> None:
         self.machine = machine
         self.entry = entry
         self.tool = tool
@@ -133,7 +133,7 @@ class ToolAttempts:
     """
 
     def __init__(
-        self, function: Callable[..., Any], arguments: ToolArguments, tool: Tool, wanted: Callable[[], bool]
+        self, function: Callable[..., Any], arguments: ToolArguments, tool: ToolNode, wanted: Callable[[], bool]
     ) -> None:
         self._function = function
         self._arguments = arguments

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import total_ordering
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from ...ir.outcome import FinishReason, TokenScore, Torn
+from ...ir.outcome import FinishReason, PartialCharacters, TokenScore
 from ...ir.specs import ConstraintSpec, SamplingSpec
 from ..cache.keys import Namespace
 
@@ -162,7 +162,7 @@ class GenerateResult:
     text: str
     finish_reason: FinishReason
     tail_text: str = ""
-    torn: Torn | None = None
+    torn: PartialCharacters | None = None
     matched: str | int | None = None
     prompt_tokens: int = 0
     cached_tokens: int = 0

@@ -6,7 +6,7 @@ import codecs
 from typing import Literal, NamedTuple
 
 from ...errors import SpecError
-from ...ir.outcome import Torn, torn_of
+from ...ir.outcome import PartialCharacters, torn_of
 from ...ir.specs import SamplingSpec
 from .stops import finders
 from .tokenizer import Tokenizer
@@ -71,7 +71,7 @@ class OutputText:
         self.token_ids: tuple[int, ...] = ()
         self.covered_ids: tuple[int, ...] = ()
         self.tail_text = ""
-        self.torn: Torn | None = None
+        self.torn: PartialCharacters | None = None
 
     def feed(self, token_id: int) -> str:
         """Add a sampled token; returns the text that may be shown now.
@@ -132,7 +132,7 @@ class OutputText:
             kept and self._data and not (self._data[0] < 0x80 and self._data[-1] < 0x80)
         ):  # ASCII at both ends tears nothing
             torn, whole = torn_of(self._data), kept_bytes == len(self._data)
-            self.torn = torn if whole or torn is None else Torn(torn.head) if torn.head else None
+            self.torn = torn if whole or torn is None else PartialCharacters(torn.head) if torn.head else None
         return self._release(cut, final=True)
 
     def _release(self, until: int, *, final: bool = False) -> str:
