@@ -28,7 +28,7 @@ from sglang_dsl.runtime.schedule.request import GenerateRequest
 from sglang_dsl.runtime.schedule.scheduler import Scheduler
 from sglang_dsl.runtime.schedule.step import Sampled, StepPlan, StepResult
 from sglang_dsl.runtime.text.output import OutputText
-from sglang_dsl.runtime.text.plain import PieceTokenizer
+from sglang_dsl.runtime.text.tokenizer import PieceTokenizer
 
 PREFIX_TOKENS, SUFFIX_TOKENS, NEW_TOKENS, BRANCHES = 3012, 51, 64, 40
 LIMITS_US = {16: 150.0, 64: 400.0}

@@ -29,8 +29,7 @@ from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.model.load import LoadedModel, read_model, serve
 from sglang_dsl.runtime.model.options import ModelOptions
-from sglang_dsl.runtime.text.plain import ChatMlTemplate
-from sglang_dsl.runtime.text.tokenizer import TextPiece
+from sglang_dsl.runtime.text.tokenizer import ChatMlTemplate, TextPiece
 
 NEAR_TIE = 1e-3  # first differences are allowed where the reference's two best logits are this close
 EQUAL_TOKENS = 24

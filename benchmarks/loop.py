@@ -18,8 +18,7 @@ from sglang_dsl.runtime.engine.clock import VirtualClock
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.engine.worker import WorkerInfo
 from sglang_dsl.runtime.schedule.step import Sampled, StepPlan, StepResult
-from sglang_dsl.runtime.text.plain import ChatMlTemplate, PieceTokenizer
-from sglang_dsl.runtime.text.tokenizer import ChatTemplate, Tokenizer
+from sglang_dsl.runtime.text.tokenizer import ChatMlTemplate, ChatTemplate, PieceTokenizer, Tokenizer
 
 PREFIX_TOKENS = 3000
 STOPS = {"no stops": (), "3 stop strings": ("green-light", "###", "</answer>")}

@@ -19,7 +19,7 @@ from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.engine.worker import WorkerInfo
 from sglang_dsl.runtime.schedule.request import GenerateRequest, Request, Result
 from sglang_dsl.runtime.schedule.step import OpenSequence, Row, Sampled, SamplePoint, Scored, StepPlan, StepResult
-from sglang_dsl.runtime.text.plain import PieceTokenizer
+from sglang_dsl.runtime.text.tokenizer import PieceTokenizer
 
 Piece = str | bytes | int
 

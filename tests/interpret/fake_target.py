@@ -21,7 +21,7 @@ from sglang_dsl.runtime.schedule.request import (
     Sink,
     TargetInfo,
 )
-from sglang_dsl.runtime.text.plain import ChatMlTemplate, PieceTokenizer
+from sglang_dsl.runtime.text.tokenizer import ChatMlTemplate, PieceTokenizer
 
 Reply = Callable[[Request], Any]
 

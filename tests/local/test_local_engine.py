@@ -18,7 +18,7 @@ from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.model.load import serve
 from sglang_dsl.runtime.model.options import ModelOptions
-from sglang_dsl.runtime.text.plain import ChatMlTemplate
+from sglang_dsl.runtime.text.tokenizer import ChatMlTemplate
 
 pytestmark = pytest.mark.engine
 

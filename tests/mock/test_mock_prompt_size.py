@@ -9,7 +9,7 @@ import pytest
 from sglang_dsl import gen, program, select
 from sglang_dsl.errors import ContextLengthError
 from sglang_dsl.ir.specs import RunOptions
-from sglang_dsl.runtime.text.plain import PieceTokenizer
+from sglang_dsl.runtime.text.tokenizer import PieceTokenizer
 from sglang_dsl.testing import mock
 
 MEGABYTES = "a word and another " * (20_000_000 // 19)

@@ -7,7 +7,7 @@ import pytest
 from sglang_dsl import Reasoning, assistant, gen, program, select, user
 from sglang_dsl.errors import DslError
 from sglang_dsl.ir.specs import RunOptions
-from sglang_dsl.runtime.text.plain import ChatMlTemplate
+from sglang_dsl.runtime.text.tokenizer import ChatMlTemplate
 from sglang_dsl.testing import mock, pieces
 
 

@@ -11,7 +11,7 @@ from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.nodes import RoleBegin
 from sglang_dsl.ir.specs import RunOptions
 from sglang_dsl.runtime.text.jinja_template import JinjaTemplate
-from sglang_dsl.runtime.text.plain import ChatMlTemplate, LabelTemplate
+from sglang_dsl.runtime.text.tokenizer import ChatMlTemplate, LabelTemplate
 from sglang_dsl.testing import mock
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

@@ -7,7 +7,7 @@ import pytest
 from sglang_dsl.errors import ModelNotFoundError
 from sglang_dsl.runtime.supply import locate
 from sglang_dsl.runtime.text.load import load_text
-from sglang_dsl.runtime.text.plain import LabelTemplate
+from sglang_dsl.runtime.text.tokenizer import LabelTemplate
 
 pytestmark = [pytest.mark.model, pytest.mark.long]
 

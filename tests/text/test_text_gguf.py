@@ -22,8 +22,7 @@ from sglang_dsl.errors import ModelLoadError, SpecError
 from sglang_dsl.runtime.text.bpe_tokenizer import BpeTokenizer, Vocabulary
 from sglang_dsl.runtime.text.gguf import PRE_TOKENIZERS, TensorInfo, read_header, tokenizer_from_gguf
 from sglang_dsl.runtime.text.load import load_text
-from sglang_dsl.runtime.text.plain import ChatMlTemplate, LabelTemplate
-from sglang_dsl.runtime.text.tokenizer import TextPiece, Turn, with_bos
+from sglang_dsl.runtime.text.tokenizer import ChatMlTemplate, LabelTemplate, TextPiece, Turn, with_bos
 
 
 def tokenizer(**changes):

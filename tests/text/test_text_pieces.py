@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dsl.errors import CapacityError, SpecError
-from sglang_dsl.runtime.text.plain import PieceTokenizer
-from sglang_dsl.runtime.text.tokenizer import TextPiece
+from sglang_dsl.runtime.text.tokenizer import PieceTokenizer, TextPiece
 
 
 @given(st.text(max_size=60))

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from sglang_dsl.errors import ModelLoadError, RoleError
 from sglang_dsl.runtime.text.jinja_template import JinjaTemplate, compile_template
-from sglang_dsl.runtime.text.plain import ChatMlTemplate, LabelTemplate
-from sglang_dsl.runtime.text.tokenizer import ChatTemplate, Turn
+from sglang_dsl.runtime.text.tokenizer import ChatMlTemplate, ChatTemplate, LabelTemplate, Turn
 
 CHATML = """{% for m in messages %}
 {% if loop.first and m['role'] != 'system' %}

@@ -24,8 +24,7 @@ from ..cache.keys import Namespace
 from ..constrain.compile import audit
 from ..interpret.events import EventLog
 from ..schedule.request import GenerateResult, LeaseId, Request, Sink, TargetInfo
-from ..text.plain import PieceTokenizer
-from ..text.tokenizer import ChatTemplate, TextModel, TextPiece, Tokenizer, Turn
+from ..text.tokenizer import ChatTemplate, PieceTokenizer, TextModel, TextPiece, Tokenizer, Turn
 from .cassette import Cassette, RecordedCall, difference, key_of, nearest, turn_key
 
 PATIENCE_S = 1.0  # how long a call waits for one that ended before it then and has not been made now

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from ...errors import ModelLoadError
 from ..supply import cache_folder
+from ..text.tokenizer import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -96,13 +97,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
     file = path / "config.json"
     if not file.is_file():
         raise ModelLoadError(f"{path} holds no config.json", hint="give a Hugging Face model folder or a .gguf file")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{file} cannot be read: {error}", hint="download the file again") from error
-    if not isinstance(config, dict):
-        raise ModelLoadError(f"{file} holds no JSON object", hint="download the file again")
-    return config
+    return read_json(file)
 
 
 def _refuse_quantized(path: Path, config: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ from .bpe_tokenizer import (
     unseen_bytes,
     without_markers,
 )
-from .tokenizer import TextPiece
+from .tokenizer import TextPiece, read_json
 
 # The attributes that name one token each. Source: transformers, SPECIAL_TOKENS_ATTRIBUTES.
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -84,23 +84,6 @@ def check_control_text(found: FolderTokenizer, pieces: Sequence[TextPiece]) -> N
     except SpecError:
         return  # a character without a token: the library would drop it
     _compare(ids, found.library, "".join(piece.text for piece in pieces))
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file.
-
-    Raises:
-        ModelLoadError: the file is not JSON, or not an object.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
-        raise ModelLoadError(f"{path} is not JSON: {error}", hint="download the model again") from error
-    if not isinstance(value, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object", hint="download the model again")
-    return value
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from ...errors import MissingExtraError, ModelLoadError, RoleError
 from ...ir.nodes import is_role_word
-from .plain import ROLES, check_known
-from .tokenizer import Turn, Turns
+from .tokenizer import ROLES, Turn, Turns, check_known
 
 _PROBES = (("user", "assistant", "user"), ("system", "user", "assistant", "user", "assistant", "user"))
 _ROLES = ("user", "assistant", "system", "tool")

@@ -10,11 +10,10 @@ from typing import Any
 
 from ...errors import DslError, MissingExtraError, ModelLoadError, RoleError
 from .bpe_tokenizer import BpeTokenizer
-from .folder_tokenizer import FolderTokenizer, check_control_text, read_json, tokenizer_from_folder
+from .folder_tokenizer import FolderTokenizer, check_control_text, tokenizer_from_folder
 from .gguf import read_header, tokenizer_from_gguf
 from .jinja_template import JinjaTemplate, TemplateReport
-from .plain import LabelTemplate
-from .tokenizer import ChatTemplate, Marker, TextPiece, Tokenizer, Turn
+from .tokenizer import ChatTemplate, LabelTemplate, Marker, TextPiece, Tokenizer, Turn, read_json
 
 _log = logging.getLogger(__name__)
 

@@ -19,8 +19,7 @@ from ...cache.keys import TokenIds, TokenStore, tokens_of
 from ...constrain.compile import CompiledConstraint, PythonMatcher, compile_constraint
 from ...engine.worker import WorkerInfo
 from ...schedule.step import OpenSequence, Row, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult
-from ...text.plain import END_OF_TEXT, TURN_END, TURN_START, ChatMlTemplate, PieceTokenizer
-from ...text.tokenizer import ChatTemplate, Tokenizer
+from ...text.tokenizer import END_OF_TEXT, TURN_END, TURN_START, ChatMlTemplate, ChatTemplate, PieceTokenizer, Tokenizer
 from .calls import SCORED_CONTEXT, Piece, Reply, token_logprob
 
 REMEMBERED_BRANCHINGS = 4  # how far up a prompt's branchings it is looked for what is known of its pages
