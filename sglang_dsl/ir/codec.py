@@ -224,10 +224,11 @@ def decode(data_class: type[T], data: Any, where: str) -> T:
 
 
 def _unreadable(data: Any, where: str, error: ValidationError) -> FormatError:
-    """Pydantic's first finding, in words: where, what is there, and what has to be."""
+    """Pydantic's first finding in words, but unknown fields before all: where, what is there, and what has to be."""
     found = error.errors(include_url=False)
-    first, place, at = found[0], "", data
+    first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
     unknown = [each for each in found if each["type"] == "extra_forbidden" and each["loc"][:-1] == first["loc"][:-1]]
+    place, at = "", data
     for step in first["loc"][:-1] if first in unknown else first["loc"]:
         if not (isinstance(at, dict) and step in at) and not (isinstance(at, list) and isinstance(step, int)):
             break  # behind what is in the data stand names of pydantic's own

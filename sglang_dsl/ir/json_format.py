@@ -18,6 +18,7 @@ from ..errors import ExportError, FormatError, Origin
 from .codec import Data, decode_graph, encode_graph, nesting
 from .graph import Graph
 from .nodes import Break, Gen, Join, Node, Switch, ToolNode
+from .record import save_text
 from .semantics import every_node
 
 FORMAT = "sglang_dsl.graph"
@@ -64,8 +65,8 @@ def loads(text: str | bytes) -> Graph:
 
 
 def save(graph: Graph, path: str | Path) -> None:
-    """`dumps` into a file. Raises FormatError, OSError."""
-    Path(path).write_text(dumps(graph), encoding="utf-8")
+    """`dumps` into a file, which appears whole or not at all. Raises FormatError, OSError."""
+    save_text(Path(path), dumps(graph))
 
 
 def load(path: str | Path) -> Graph:

@@ -1,6 +1,9 @@
 """What a run leaves behind: exact, complete, without secrets; and two of them side by side."""
 
+import hashlib
+import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,6 +15,7 @@ from sglang_dsl.errors import FormatError, JoinError, ToolError
 from sglang_dsl.ir.execution import MISSING, ChoiceScore, Meta, Outcome, TokenScore, Usage
 from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.nodes import Gen, Plain, Select, Text
+from sglang_dsl.ir.outcome import Torn
 from sglang_dsl.ir.record import (
     RunRecord,
     difference,
@@ -161,6 +165,66 @@ def test_dump_record_redacts_every_line_and_still_loads():
     text = dump_record(leaky, redact=lambda line: line.replace("sk-1234", "[redacted]"))
     assert "sk-1234" not in text
     assert parse_record(text).outcomes["2"].text == "key [redacted]"
+
+
+def test_dump_record_redacts_texts_as_they_are_not_as_json_escapes_them():
+    leaky = replace(RECORD, outcomes={"2": Outcome(value=["line\nsk-1234"], text="line\nsk-1234")})
+    text = dump_record(leaky, redact=lambda each: re.sub(r"\bsk-\d+", "[redacted]", each))
+    assert "sk-1234" not in text
+    assert parse_record(text).outcomes["2"].value == ["line\n[redacted]"]
+
+
+def test_parse_dump_keeps_what_json_has_no_form_for():
+    scores = (TokenScore(token_id=2**70, logprob=-0.0, top=((1, math.nan, b"\xff"), (2, -math.inf, b""))),)
+    odd = Outcome(
+        value=[math.nan, -math.inf, -0.0, 2**200, "\ud800", b"\xff", (1, 2)],
+        text="\ud800",
+        torn=Torn(b"\xa5", b"\xe6\x97"),
+        meta=Meta(token_scores=scores, matched=0, started_s=0.1 + 0.2),
+    )
+    read = parse_record(dump_record(RunRecord(outcomes={"a": odd})))
+    assert repr(read.outcomes["a"]) == repr(odd)
+
+
+def resealed(*lines):
+    """A record that somebody wrote, with a hash that fits."""
+    body = "".join(lines)
+    end = {
+        "usage": {},
+        "error": None,
+        "lines": len(lines),
+        "hash": f"sha256:{hashlib.sha256(body.encode()).hexdigest()}",
+    }
+    return body + json.dumps({"end": end}) + "\n"
+
+
+HEAD, NODE = TEXT.splitlines(keepends=True)[:2]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (resealed(HEAD, NODE.replace('"pieces"', '"peaces"')), "line 2 of the record: text node '1' has unknown fields: peaces"),
+        (resealed(HEAD, NODE.replace('"id":"1"', '"id":1')), "line 2 of the record: text node 1, field id: 1 is not str"),
+        (resealed(HEAD, NODE, '{"id":"2","outcome":{"text":5}}\n'), "line 3 of the record: the outcome of '2', field text: 5 is not str"),
+        (resealed(HEAD, NODE, '{"id":"2","outcome":{"meta":{"finish_reason":"bored"}}}\n'), "line 3 of the record: the outcome of '2', field meta.finish_reason: 'bored' is not one of"),
+        (resealed(HEAD, NODE, '{"id":"2"}\n'), "line 3 of the record: it is neither a node nor an outcome"),
+        (resealed(HEAD, NODE, NODE), "node id '1' is taken"),
+        (resealed(HEAD.replace('"seed":11', '"seed":"x"')), "line 1 of the record, field seed: 'x' is not int"),
+        (resealed(HEAD.replace('"seed":11,', "")), "line 1 of the record: it lacks seed"),
+        (resealed(HEAD.replace('"seed"', '"colour":1,"seed"')), "line 1 of the record has unknown fields: colour"),
+        (resealed(HEAD.replace('"run"', '"calls"')), "this is not a record but a cassette"),
+        (TEXT[:-20], "is not JSON, so the file is damaged or cut off"),
+    ],
+)  # fmt: skip
+def test_parse_record_names_the_line_the_field_and_what_is_wrong(text, words):
+    with pytest.raises(FormatError) as caught:
+        parse_record(text)
+    assert words in caught.value.what
+
+
+def test_parse_record_reads_a_head_without_a_kind():
+    assert parse_record(resealed(HEAD.replace('"kind":"run",', ""), NODE)).seed == 11
 
 
 def output(text, *ids, **fields):
