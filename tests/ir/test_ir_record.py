@@ -15,7 +15,7 @@ from sglang_dsl.errors import FormatError, JoinError, ToolError
 from sglang_dsl.ir.execution import MISSING, ChoiceScore, Meta, Outcome, TokenScore, Usage
 from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.nodes import Gen, Plain, Select, Text
-from sglang_dsl.ir.outcome import Torn
+from sglang_dsl.ir.outcome import PartialCharacters
 from sglang_dsl.ir.record import (
     RunRecord,
     difference,
@@ -179,7 +179,7 @@ def test_parse_dump_keeps_what_json_has_no_form_for():
     odd = Outcome(
         value=[math.nan, -math.inf, -0.0, 2**200, "\ud800", b"\xff", (1, 2)],
         text="\ud800",
-        torn=Torn(b"\xa5", b"\xe6\x97"),
+        torn=PartialCharacters(b"\xa5", b"\xe6\x97"),
         meta=Meta(token_scores=scores, matched=0, started_s=0.1 + 0.2),
     )
     read = parse_record(dump_record(RunRecord(outcomes={"a": odd})))
