@@ -106,6 +106,19 @@ def test_export_of_a_question_to_a_plain_text_is_caught_by_its_own_constant() ->
     _refused(p, "do different things")
 
 
+def test_export_of_a_question_behind_a_quorum_that_samples_seldom_reach_is_caught() -> None:
+    def p(s: State):
+        branches = s.fork(3)
+        for branch in branches:
+            branch += f"branch {branch.index} " + gen("v")
+        branches.join("v", mode="quorum", k=2)
+        s += gen("end")
+        if "err" in f"v {s['end']}":
+            s += "went wrong"
+
+    _refused(p, "do different things")
+
+
 def test_export_of_a_question_in_a_function_of_the_users_is_caught_too() -> None:
     def failed(text: str) -> bool:
         return text.startswith("v FATAL")
