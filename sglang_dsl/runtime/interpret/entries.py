@@ -166,6 +166,27 @@ def said_by(entries: Iterable[Entry]) -> PathText:
     return said
 
 
+def said_up_to(last: Entry | None, door: Entry | None = None) -> PathText:
+    """The text of a context path down to `last`, from behind `door` or from its beginning; without what has failed."""
+    path: list[Entry] = []
+    while last is not None and last is not door:
+        path.append(last)
+        last = last.context
+    return said_by(reversed(path))
+
+
+def last_of(entries: Iterable[Entry]) -> Entry | None:
+    """Where a sub-graph's own state ends: its last node outside all branches of its forks."""
+    branched: set[Entry] = set()
+    last = None
+    for entry in entries:
+        if entry.node.branch is not None or entry.context in branched:
+            branched.add(entry)
+        elif not isinstance(entry.node, (Input, Return)):
+            last = entry
+    return last
+
+
 def passes_through(node: Node) -> bool:
     """Whether what hangs on this node in context need not wait for its value: it adds no text and is no seam."""
     return isinstance(node, (Input, Return, ToolNode, Map)) or (isinstance(node, Join) and node.mode != "concat")

@@ -16,11 +16,11 @@ from typing import Any
 from ...errors import GraphError
 from ...ir.execution import Outcome
 from ...ir.graph import Graph
-from ...ir.nodes import Expression, Input, Loop, Map, Return, Switch, references_in
+from ...ir.nodes import Expression, Loop, Map, Switch, references_in
 from ...ir.outcome import PathText
 from ...ir.semantics import arm_of, evaluate, same
 from ..schedule.request import Lineage
-from .entries import Entry, Scope, said_by
+from .entries import Entry, Scope, last_of, said_up_to
 from .machine import Machine
 from .user_calls import keep_context
 
@@ -169,24 +169,3 @@ class SubgraphRun:
             source.watchers.append(source_ended)
         if not awaited:
             all_ended()
-
-
-def said_up_to(last: Entry | None, door: Entry | None = None) -> PathText:
-    """The text of a context path down to `last`, from behind `door` or from its beginning; without what has failed."""
-    path: list[Entry] = []
-    while last is not None and last is not door:
-        path.append(last)
-        last = last.context
-    return said_by(reversed(path))
-
-
-def last_of(entries: Iterable[Entry]) -> Entry | None:
-    """Where a sub-graph's own state ends: its last node outside all branches of its forks."""
-    branched: set[Entry] = set()
-    last = None
-    for entry in entries:
-        if entry.node.branch is not None or entry.context in branched:
-            branched.add(entry)
-        elif not isinstance(entry.node, (Input, Return)):
-            last = entry
-    return last

@@ -36,13 +36,14 @@ from ...ir.nodes import (
 from ...ir.record import RunRecord, plain_options
 from .branches import begin_fork, begin_join, check_fork, check_join
 from .calls import begin_gen, begin_select, check_gen, check_select
+from .entries import last_of, said_up_to
 from .machine import KindHandlers, Machine
 from .prompts import TargetPrompts
-from .regions import begin_loop, begin_map, begin_switch, check_region, last_of, said_up_to
+from .regions import begin_loop, begin_map, begin_switch, check_region
 from .target import Target
 from .texts import begin_input, begin_return, begin_role, begin_text, check_input, check_role, check_text, refuse_break
 from .tools import begin_tool, check_tool
-from .user_calls import caller_of, waits_for_itself
+from .user_calls import calling, waits_for_itself
 from .user_code import give_way
 
 if TYPE_CHECKING:
@@ -178,8 +179,8 @@ class InterpretedRun:
             entry = self._machine.entries.get(node_id)
             if entry is None:
                 raise GraphError(f"node {node_id!r} was not appended to this run")
-            caller = caller_of(self._machine)
-            if caller is None:
+            caller = calling.get()
+            if caller is None or self._machine.entries.get(caller.id) is not caller:  # the program's own body asks
                 self._machine.body_rests()
             elif (error := waits_for_itself(caller, entry)) is not None:
                 never: Future[Outcome] = Future()

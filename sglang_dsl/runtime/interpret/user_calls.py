@@ -13,7 +13,7 @@ from .machine import Machine
 from .user_code import Alarm, UserCall, UserCallResult
 
 Answered: TypeAlias = Callable[[Sequence[UserCallResult]], None]
-_calling: ContextVar[Entry | None] = ContextVar("_calling", default=None)  # whose code runs in this context
+calling: ContextVar[Entry | None] = ContextVar("calling", default=None)  # whose code runs in this context, of any run
 
 
 def keep_context(entry: Entry) -> None:
@@ -125,14 +125,8 @@ class UserCalls:
 def _context_of(entry: Entry) -> Context:
     """A copy of its own for each call: a context can be entered once at a time, and what a call sets is nobody else's."""
     context = copy_context() if entry.variables is None else entry.variables.copy()
-    context.run(_calling.set, entry)
+    context.run(calling.set, entry)
     return context
-
-
-def caller_of(machine: Machine) -> Entry | None:
-    """Whose user code this is, where it is some of this run: not its program's own body."""
-    caller = _calling.get()
-    return caller if caller is not None and machine.entries.get(caller.id) is caller else None
 
 
 def waits_for_itself(caller: Entry, wanted: Entry) -> DslError | None:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from ...errors import SpecError
 from ...ir.outcome import PartialCharacters, torn_of
 from ...ir.specs import SamplingSpec
-from .stops import finders
+from .stops import StopFinder, finders
 from .tokenizer import Tokenizer
 
 
@@ -53,7 +53,9 @@ class OutputText:
                 hint=f"give ids from 0 to {tokenizer.vocab_size - 1}",
             )
         self._tokenizer = tokenizer
-        self._finders = finders(sampling.stop, sampling.stop_regex)
+        self._finders: list[StopFinder] = []
+        if sampling.stop or sampling.stop_regex:
+            self._finders = finders(sampling.stop, sampling.stop_regex)
         self._asked_ids = frozenset(sampling.stop_token_ids)
         self._model_ids = frozenset() if sampling.ignore_eos else tokenizer.stop_ids
         self._include_stop = sampling.include_stop
