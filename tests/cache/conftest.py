@@ -23,7 +23,7 @@ class Client:
         self.cached_tokens = match.tokens
 
     def compute(self) -> bool:
-        need = -(-len(self.tokens) // self.cache.page_size) - len(self.pages)
+        need = self.cache.pages_for(len(self.tokens)) - len(self.pages)
         pages = self.cache.allocate_each([1] * need)
         if pages is None:
             return False

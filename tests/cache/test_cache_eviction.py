@@ -149,7 +149,7 @@ def test_evicted_and_used_pages_are_counted(bench):
     assert it.cache.peak_used_pages == 3
     it.put(1, 2)
     assert it.cache.flush() == 2
-    assert it.cache.allocate(9, 1) is None
+    assert it.cache.allocate_each([1] * 9) is None
     assert it.cache.evicted_pages == 6
 
 

@@ -7,7 +7,7 @@ from sglang_dsl.errors import IntegrityError
 
 def test_check_of_a_leak_names_pages_and_their_last_owner(bench):
     it = bench(num_pages=4)
-    page = it.cache.pool.allocate(1, owner=42)[0]
+    page = it.cache.pool.allocate_each([42] * 1)[0]
     with pytest.raises(IntegrityError, match=rf"1 pages are leaked; page -> last owner: \{{{page}: 42\}}"):
         it.check()
 

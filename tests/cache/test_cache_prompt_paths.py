@@ -13,7 +13,8 @@ def turn(it, ids, *, hold=False):
     """A request with this prompt: found, computed, cached. What it holds, if it is to hold it."""
     client = it.client(*ids.tokens())
     client.cache.tree.release(client.receipt)
-    match, client.receipt = it.cache.hold(it.namespace, ids.packed(), len(ids), client.name, ids)
+    match = it.cache.tree.match(it.namespace, ids.packed(), len(ids), ids=ids)
+    client.receipt = it.cache.tree.acquire(match.node, client.name)
     client.pages, client.tree_pages, client.computed = match.pages, len(match.pages), match.tokens
     assert client.compute()
     client.adopt()

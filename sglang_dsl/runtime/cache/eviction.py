@@ -1,4 +1,4 @@
-"""Which unlocked leaf goes first: policies behind one protocol, and the queue that finds the first one.
+"""Which unlocked leaf of the tree goes first: the policies, and the queue that finds the first one.
 
 A policy is a key: smaller goes earlier. Keys of one node only grow while it waits (recency, hits and priority do), so
 the heap may hold outdated, too small keys: an entry is trusted only if its key is still the node's.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
-from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
+
+from .node import TreeNode
 
 EvictionName: TypeAlias = Literal["lru", "lfu", "slru", "fifo", "priority"]
 Key: TypeAlias = tuple[int, ...]
@@ -17,42 +19,30 @@ PROTECTED_HITS = 2  # segmented LRU: a node hit this often is in the protected s
 HEAP_SLACK = 64
 
 
-class Candidate(Protocol):
-    """What a policy may look at. Times are the tree's own counter, not seconds."""
-
-    serial: int
-    last_access: int
-    created: int
-    hits: int
-    priority: int
-    hints: int
+EvictionPolicy: TypeAlias = Callable[[TreeNode], Key]
 
 
-EvictionPolicy: TypeAlias = Callable[[Candidate], Key]
-C = TypeVar("C", bound=Candidate)
-
-
-def lru(node: Candidate) -> Key:
+def lru(node: TreeNode) -> Key:
     """Least recently used first."""
     return (node.last_access,)
 
 
-def lfu(node: Candidate) -> Key:
+def lfu(node: TreeNode) -> Key:
     """Least often used first; among equals, least recently."""
     return (node.hits, node.last_access)
 
 
-def slru(node: Candidate) -> Key:
+def slru(node: TreeNode) -> Key:
     """Nodes hit less than twice first, each segment by recency."""
     return (int(node.hits >= PROTECTED_HITS), node.last_access)
 
 
-def fifo(node: Candidate) -> Key:
+def fifo(node: TreeNode) -> Key:
     """Oldest first, used or not."""
     return (node.created,)
 
 
-def priority(node: Candidate) -> Key:
+def priority(node: TreeNode) -> Key:
     """Lowest request priority first; among equals, least recently used."""
     return (node.priority, node.last_access)
 
@@ -66,14 +56,14 @@ POLICIES: Mapping[EvictionName, EvictionPolicy] = {
 }
 
 
-class EvictionQueue(Generic[C]):
+class EvictionQueue:
     """Evictable leaves, the first to go on top. A known next use (`hints`) outranks every policy."""
 
     def __init__(self, policy: EvictionPolicy) -> None:
         self._policy = policy
-        self._heap: list[tuple[Key, C]] = []
+        self._heap: list[tuple[Key, TreeNode]] = []
 
-    def push(self, node: C, leaves: int, alive: Callable[[], Iterable[C]]) -> None:
+    def push(self, node: TreeNode, leaves: int, alive: Callable[[], Iterable[TreeNode]]) -> None:
         """Consider `node`: it became an evictable leaf, or its key may have become smaller.
 
         leaves: how many there may be. alive: those there are; from these the queue is rebuilt once outdated entries outnumber them.
@@ -83,7 +73,7 @@ class EvictionQueue(Generic[C]):
             self._heap = [(self._key(node), node) for node in alive()]
             heapq.heapify(self._heap)
 
-    def pop(self, is_evictable: Callable[[C], bool]) -> C | None:
+    def pop(self, is_evictable: Callable[[TreeNode], bool]) -> TreeNode | None:
         """Take out the first node; None if there is none."""
         while self._heap:
             key, node = heapq.heappop(self._heap)
@@ -95,5 +85,5 @@ class EvictionQueue(Generic[C]):
             heapq.heappush(self._heap, (current, node))
         return None
 
-    def _key(self, node: C) -> Key:
+    def _key(self, node: TreeNode) -> Key:
         return (int(node.hints > 0), *self._policy(node), node.serial)

@@ -5,11 +5,9 @@ Ids are packed into bytes so that whole prefixes are compared by `memcmp` and no
 
 from __future__ import annotations
 
-import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from typing import overload
 from zlib import crc32
 
@@ -42,7 +40,7 @@ class TokenStore:
 class TokenIds(Sequence[int]):
     """Token ids that are continued rather than copied. Immutable; what continues one shares its ids with it.
 
-    Equal to every sequence of the same ids; `alike` is what to look them up by.
+    Equal to every sequence of the same ids; to look something up by them, take their `AlikeIds`.
     """
 
     __slots__ = ("_crc", "_length", "_size", "highest", "store")
@@ -123,43 +121,23 @@ class TokenIds(Sequence[int]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    @property
-    def alike(self) -> AlikeIds:
-        """A key that is equal for equal ids, and costs nothing to hash."""
-        return AlikeIds(self)
-
     def __repr__(self) -> str:
         return f"TokenIds({self.tokens()})"
 
 
 class AlikeIds:
-    """Token ids as the key of a dict."""
+    """Token ids as the key of a dict: equal for equal ids, and of a hash that is known already."""
 
     __slots__ = ("_ids",)
 
-    def __init__(self, ids: TokenIds) -> None:
-        self._ids = ids
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self._ids = token_ids if isinstance(token_ids, TokenIds) else TokenIds(token_ids)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AlikeIds) and self._ids == other._ids
 
     def __hash__(self) -> int:
         return hash((self._ids._length, self._ids._crc))
-
-
-def alike(token_ids: Sequence[int]) -> AlikeIds:
-    """What is equal for equal ids, as the key of a dict."""
-    return (token_ids if isinstance(token_ids, TokenIds) else TokenIds(token_ids)).alike
-
-
-def tokens_of(token_ids: Sequence[int]) -> list[int]:
-    """The ids as a list of one's own."""
-    return token_ids.tokens() if isinstance(token_ids, TokenIds) else list(token_ids)
-
-
-def key_of(token_ids: Sequence[int]) -> bytes:
-    """The ids as a key. Raises SpecError like `pack`."""
-    return token_ids.packed() if isinstance(token_ids, TokenIds) else pack(token_ids)
 
 
 def pack(token_ids: Iterable[int]) -> bytes:
@@ -201,8 +179,6 @@ def common_bytes(left: bytes | bytearray, right: bytes, right_start: int, right_
 class Namespace:
     """Two requests share cached state only if every field is equal. "" means none, and is a value like any other.
 
-    The digest covers field names and lengths, so ("a", "bc") and ("ab", "c") differ.
-
     Raises:
         SpecError: a field that is no text.
     """
@@ -225,13 +201,3 @@ class Namespace:
     def __post_init__(self) -> None:
         for f in fields(self):
             utf8_text(f"namespace field {f.name}", getattr(self, f.name))
-
-    @cached_property
-    def digest(self) -> bytes:
-        """SHA-256 over the tagged, length-prefixed fields."""
-        h = hashlib.sha256()
-        for f in fields(self):
-            value = getattr(self, f.name).encode()
-            h.update(f"{f.name}:{len(value)}:".encode())
-            h.update(value)
-        return h.digest()

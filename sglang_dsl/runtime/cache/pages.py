@@ -46,10 +46,6 @@ class PagePool:
         """Pages held by requests, over-allocation included."""
         return self.num_pages - self.free_pages - self.tree_pages
 
-    def allocate(self, count: int, owner: int) -> list[int] | None:
-        """`count` pages for sequence `owner`, or None (and nothing taken) if there are fewer."""
-        return self.allocate_each((owner,) * count)
-
     def allocate_each(self, owners: Sequence[int]) -> list[int] | None:
         """One page for each entry of `owners`, or None (and nothing taken) if there are fewer."""
         self._check(())

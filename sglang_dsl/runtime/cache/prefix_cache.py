@@ -215,6 +215,10 @@ class PrefixCache:
         self.pool.free(gone)
         return len(gone)
 
+    def pages_for(self, tokens: int) -> int:
+        """Pages that so many tokens need."""
+        return -(-tokens // self.page_size)
+
     def note_use(self) -> int:
         """How many pages requests and leases hold now: neither free nor evictable. The highest use is remembered."""
         used = self.pool.num_pages - self.pool.free_pages - self.tree.evictable_pages

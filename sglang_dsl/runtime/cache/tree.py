@@ -46,7 +46,7 @@ class RadixTree:
         self.receipts: set[Receipt] = set()
         self.pending: list[TreeNode] = []
         self._page_bytes = page_size * TOKEN_BYTES
-        self._queue: EvictionQueue[TreeNode] = EvictionQueue(policy)
+        self._queue: EvictionQueue = EvictionQueue(policy)
         self._paths: WeakKeyDictionary[TokenStore, dict[Namespace, PromptPath]] = WeakKeyDictionary()
         self._clock = count(1)  # the time that `last_access` and `created` are given in
         self._serials = count(1)

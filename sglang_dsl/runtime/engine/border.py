@@ -1,11 +1,8 @@
-"""The engine's border: what callers hand in is checked here, on their own threads, field by field, and becomes plain data.
+"""The engine's border: its options, what callers hand in, and requests made for callers without the DSL.
 
-Behind it every request holds exact ints, floats and strings in range, so that nothing a caller wrote can raise, or run,
-on the engine's thread.
-
-Requests for callers without the DSL: text or ids in, requests of the engine out.
-
-Every option of an engine in one place.
+What callers hand in is checked here, on their own threads, field by field, and becomes plain data. Behind the border every request
+holds exact ints, floats and strings in range, so that nothing a caller wrote can raise, or run, on the engine's thread. What
+depends on the state or the size of the engine (an id in use, a prompt too long or empty) is checked by the scheduler.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
-from typing import Any, NoReturn, TypeAlias, TypedDict
+from typing import Any, NoReturn, TypeAlias, TypedDict, TypeVar
 
 from ...errors import SamplingError, SpecError
 from ...ir.specs import (
@@ -54,43 +51,65 @@ MOST_CHILDREN = 2**31
 LARGEST_TIME_S = 1e15  # of a clock in seconds; a float above it cannot tell milliseconds apart
 _INT: frozenset[type] = frozenset({int})
 _IDS_HINT = "give a list of whole numbers; text is encoded by the model's tokenizer"
+_HINTS = {
+    "namespace": "derive one from engine.info.namespace",
+    "sampling": "SamplingSpec(max_tokens=32)",
+    "constraint": 'ConstraintSpec.json_schema({...}), ConstraintSpec.choices(("a", "b")) or ConstraintSpec(kind="regex", text=...)',
+    "label": "Label(name='a')",
+}
+T = TypeVar("T")
 
 
 def checked_request(request: Request, info: WorkerInfo) -> Request:
-    """The request as plain data, if it can be computed with this vocabulary.
+    """The request as plain data, if it can be computed with this vocabulary; the same one if it holds nothing else already.
 
     Raises:
-        SpecError: a field of the wrong type or out of range, nothing to continue, nothing to score, or a token id that is none.
+        SpecError: a field of the wrong type or out of range, or a token id that is none.
         SamplingError: a stop id or a logit bias outside the vocabulary.
     """
     if not isinstance(request, (GenerateRequest, ScoreRequest)):
         raise SpecError(f"{shown(request)} is no request", hint="submit a GenerateRequest or a ScoreRequest")
-    common: dict[str, Any] = {
+    checked: dict[str, Any] = {
         "request_id": utf8_text("request_id", request.request_id),
         "prompt_ids": prompt_ids(request.prompt_ids, info.vocab_size),
-        "namespace": namespace(request.namespace),
-        "lease": None if request.lease is None else whole("lease", request.lease, -MOST_CHILDREN, MOST_CHILDREN),
+        "namespace": instance("namespace", request.namespace, Namespace),
         "priority": whole("priority", request.priority, *PRIORITIES),
-        "deadline_s": None if request.deadline_s is None else _time("deadline_s", request.deadline_s),
         "critical_tokens": whole("critical_tokens", request.critical_tokens, 0),
-        "order": _order(request.order),
         "label": _label(request.label),
     }
+    if not isinstance(order := request.order, BranchOrder):
+        checked["order"] = tuple(whole("order entry", i, 0) for i in entries("order", order, "order=(0, 1)"))
+    if request.lease is not None:
+        checked["lease"] = whole("lease", request.lease, -MOST_CHILDREN, MOST_CHILDREN)
+    if request.deadline_s is not None:
+        checked["deadline_s"] = number("deadline_s", request.deadline_s, -LARGEST_TIME_S, LARGEST_TIME_S)
     if isinstance(request, ScoreRequest):
-        paths = continuations(request.continuations, info.vocab_size)
-        return replace(
-            request, **common, continuations=paths, unconditional=flag("unconditional", request.unconditional)
-        )
-    if not common["prompt_ids"]:
-        raise SpecError("the prompt has no tokens", hint="begin with one at least, for instance the model's BOS")
-    return replace(
-        request,
-        **common,
-        sampling=_sampling(request.sampling, len(request.prompt_ids), info),
-        constraint=None if request.constraint is None else constraint(request.constraint),
-        prompt_logprobs=prompt_logprobs(request.prompt_logprobs),
-        no_cache=flag("no_cache", request.no_cache),
-    )
+        given = entries("continuations", request.continuations, "give a list of lists of token ids")
+        checked["continuations"] = tuple(token_ids("continuations", path, info.vocab_size) for path in given)
+        flag("unconditional", request.unconditional)
+    else:
+        sampling = instance("sampling", request.sampling, SamplingSpec)
+        if sampling.stop_token_ids or sampling.logit_bias:
+            _check_vocabulary(sampling, info.vocab_size)
+        if sampling.stop_regex:
+            finders((), sampling.stop_regex)
+        if sampling.max_tokens is None:  # it gets what there is room for
+            sampling = sampling.fitting(len(checked["prompt_ids"]), info.context_tokens)
+        checked["sampling"] = sampling
+        if request.constraint is not None:
+            instance("constraint", request.constraint, ConstraintSpec)
+        if request.prompt_logprobs is not None:
+            checked["prompt_logprobs"] = whole("prompt_logprobs", request.prompt_logprobs, 0, MOST_TOKENS)
+        flag("no_cache", request.no_cache)
+    changed = {name: value for name, value in checked.items() if value is not getattr(request, name)}
+    return replace(request, **changed) if changed else request
+
+
+def instance(name: str, value: object, kind: type[T]) -> T:
+    """`value`, which has to be a `kind`. Raises SpecError."""
+    if not isinstance(value, kind):
+        raise SpecError(f"{name}={shown(value)} is a {type(value).__name__}, no {kind.__name__}", hint=_HINTS[name])
+    return value
 
 
 def checked_item(place: int, item: Any) -> Item:
@@ -151,43 +170,12 @@ def whole_ids(name: str, ids: Any) -> tuple[int, ...]:
     return plain
 
 
-def continuations(paths: object, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """What is to be scored. Raises SpecError."""
-    given = entries("continuations", paths, "give a list of lists of token ids")
-    if not given:
-        raise SpecError("there is no continuation to score", hint="give at least one")
-    return tuple(token_ids("continuations", path, vocab_size) for path in given)
-
-
-def namespace(space: object) -> Namespace:
-    """A namespace, whose fields are checked where it is made. Raises SpecError."""
-    if not isinstance(space, Namespace):
-        raise SpecError(
-            f"namespace={shown(space)} is a {type(space).__name__}", hint="derive one from engine.info.namespace"
-        )
-    return space
-
-
-def constraint(spec: object) -> ConstraintSpec:
-    """A constraint. Raises SpecError."""
-    if not isinstance(spec, ConstraintSpec):
-        raise SpecError(
-            f"constraint={shown(spec)} is a {type(spec).__name__}",
-            hint='ConstraintSpec.json_schema({...}), ConstraintSpec.choices(("a", "b")) or ConstraintSpec(kind="regex", text=...)',
-        )
-    return spec
-
-
-def prompt_logprobs(alternatives: object) -> int | None:
-    """How many alternatives per prompt token; None: no scores at all. Raises SpecError."""
-    return None if alternatives is None else whole("prompt_logprobs", alternatives, 0, MOST_TOKENS)
-
-
 def checked_lease(
     ids: object, space: object, children: object, info: WorkerInfo
 ) -> tuple[Sequence[int], Namespace, int]:
     """The arguments of `lease`. Raises SpecError."""
-    return prompt_ids(ids, info.vocab_size), namespace(space), whole("children", children, 1, MOST_CHILDREN)
+    tokens, namespace = prompt_ids(ids, info.vocab_size), instance("namespace", space, Namespace)
+    return tokens, namespace, whole("children", children, 1, MOST_CHILDREN)
 
 
 def checked_release(lease: object, children: object) -> tuple[LeaseId, int | None]:
@@ -216,34 +204,22 @@ def known_options(options: Mapping[str, object], known: Collection[str]) -> None
             raise SpecError(f"there is no option {name!r}", hint=f"{meant}options: {', '.join(sorted(known))}")
 
 
-def _sampling(sampling: object, prompt_tokens: int, info: WorkerInfo) -> SamplingSpec:
-    """What was left open is decided: a generation that names no `max_tokens` gets what there is room for."""
-    if not isinstance(sampling, SamplingSpec):
-        raise SpecError(f"sampling={shown(sampling)} is no SamplingSpec", hint="SamplingSpec(max_tokens=32)")
+def _check_vocabulary(sampling: SamplingSpec, vocab_size: int) -> None:
     asked = {
         "stop_token_ids": sampling.stop_token_ids,
         "logit_bias": [token_id for token_id, _ in sampling.logit_bias],
     }
     for name, ids in asked.items():
         for token_id in ids:
-            if token_id >= info.vocab_size:
+            if token_id >= vocab_size:
                 raise SamplingError(
-                    f"{name} names token {token_id}; ids of this model are 0 to {info.vocab_size - 1}",
+                    f"{name} names token {token_id}; ids of this model are 0 to {vocab_size - 1}",
                     hint="encode with its tokenizer",
                 )
-    finders((), sampling.stop_regex)
-    return sampling.fitting(prompt_tokens, info.context_tokens)
-
-
-def _order(order: object) -> BranchOrder | tuple[int, ...]:
-    if isinstance(order, BranchOrder):
-        return order
-    return tuple(whole("order entry", i, 0) for i in entries("order", order, "order=(0, 1)"))
 
 
 def _label(label: object) -> Label:
-    if not isinstance(label, Label):
-        raise SpecError(f"label={shown(label)} is no Label", hint="Label(name=...)")
+    label = instance("label", label, Label)
     for name in ("run_id", "node_id", "name"):
         if not isinstance(getattr(label, name), str):
             raise SpecError(f"label.{name}={shown(getattr(label, name))} is not a string", hint="Label(name='a')")
@@ -252,10 +228,6 @@ def _label(label: object) -> Label:
     whole("label.sample", label.sample, 0)
     whole("label.attempt", label.attempt, 0)
     return label
-
-
-def _time(name: str, value: object) -> float:
-    return number(name, value, -LARGEST_TIME_S, LARGEST_TIME_S)
 
 
 def _not_ids(name: str, ids: object) -> NoReturn:
@@ -312,15 +284,16 @@ class NativeRequests:
     def generate(self, prompt: Prompt, sampling: SamplingSpec, options: GenerateOptions) -> GenerateRequest:
         """A generation. Raises SpecError: no prompt, an unknown option, or a timeout that is not positive."""
         known_options(options, GENERATE_OPTIONS)
+        constraint, alternatives = options.get("constraint"), options.get("prompt_logprobs")
         return GenerateRequest(
             request_id=self._next_id(),
             prompt_ids=self.prompt_ids(prompt),
             sampling=sampling,
-            constraint=None if options.get("constraint") is None else constraint(options["constraint"]),
+            constraint=None if constraint is None else instance("constraint", constraint, ConstraintSpec),
             namespace=self._space(options),
             priority=whole("priority", options.get("priority", 0), *PRIORITIES),
             deadline_s=self._deadline(options),
-            prompt_logprobs=prompt_logprobs(options.get("prompt_logprobs")),
+            prompt_logprobs=None if alternatives is None else whole("prompt_logprobs", alternatives, 0, MOST_TOKENS),
             no_cache=flag("no_cache", options.get("no_cache", False)),
         )
 

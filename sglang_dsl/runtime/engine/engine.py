@@ -41,11 +41,10 @@ from .border import (
     checked_lease,
     checked_release,
     checked_request,
+    instance,
     known_options,
     refusable,
 )
-from .border import constraint as check_constraint
-from .border import namespace as check_namespace
 from .clock import Clock, WallClock
 from .loop import Command, EngineLoop, EngineThread
 from .metrics import EngineSnapshot, Health
@@ -159,7 +158,7 @@ class Engine:
 
     def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
         """Findings and forced tokens. Raises ConstraintError. Also starts compiling it in the background."""
-        check_constraint(constraint)
+        instance("constraint", constraint, ConstraintSpec)
         report = self._audit(constraint) if self._audit is not None else ConstraintReport()
         self._worker.prepare(constraint)
         return report
@@ -254,7 +253,8 @@ class Engine:
 
     def flush(self, namespace: Namespace | None = None) -> int:
         """Forget cached prefixes (None: of all namespaces) that no running request or lease holds; pages freed."""
-        return self._ask(partial(self._loop.flush, None if namespace is None else check_namespace(namespace)))
+        space = None if namespace is None else instance("namespace", namespace, Namespace)
+        return self._ask(partial(self._loop.flush, space))
 
     def check(self) -> None:
         """Raise IntegrityError if a page has no owner or two; the message names pages and owners."""

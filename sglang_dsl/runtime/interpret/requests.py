@@ -35,7 +35,7 @@ from ...errors import DslError, RunError, SpecError
 from ...ir.execution import ChoiceScore
 from ...ir.nodes import Gen
 from ...ir.specs import ConstraintSpec, SelectMethod
-from ..cache.keys import TokenIds, alike
+from ..cache.keys import AlikeIds, TokenIds
 from ..constrain.regex import literal
 from ..schedule.request import GenerateRequest, GenerateResult, Request, Result, ScoreResult
 from ..text.tokenizer import Tokenizer
@@ -164,12 +164,18 @@ def equal_work(request: Request, *, explicit_seed: bool = False) -> Hashable | N
     """What two requests have to have in common to be one; None for one that is drawn by a seed of its own."""
     if not isinstance(request, GenerateRequest):
         continuations = tuple(map(tuple, request.continuations))
-        return (request.namespace, request.label.name, alike(request.prompt_ids), continuations, request.unconditional)
+        return (
+            request.namespace,
+            request.label.name,
+            AlikeIds(request.prompt_ids),
+            continuations,
+            request.unconditional,
+        )
     sampling = replace(request.sampling, seed=None) if request.sampling.greedy else request.sampling
     if not sampling.greedy and not explicit_seed:
         return None
     label = request.label
-    return (request.namespace, label.name, label.attempt, alike(request.prompt_ids), sampling, request.constraint)
+    return (request.namespace, label.name, label.attempt, AlikeIds(request.prompt_ids), sampling, request.constraint)
 
 
 def _for_free(result: Result) -> Result:

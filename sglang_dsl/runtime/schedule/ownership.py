@@ -78,7 +78,7 @@ class Ownership:
 
     def grow(self, seq: Sequence, tokens: int) -> bool:
         """Let the page table reach `tokens`. False (nothing changed) if the pages are not to be had."""
-        missing = -(-tokens // self._page) - len(seq.pages)
+        missing = self.cache.pages_for(tokens) - len(seq.pages)
         pages = self.cache.allocate_each((seq.seq_id,) * missing)
         if pages is None:
             return False
@@ -89,7 +89,7 @@ class Ownership:
         """Give a trie edge its pages, behind those of what it continues. False if they are not to be had."""
         above = edge.parent.table if edge.parent else seq.pages if edge.after_prompt else []
         first = edge.start // self._page
-        pages = self.cache.allocate_each((seq.seq_id,) * (-(-edge.end // self._page) - first))
+        pages = self.cache.allocate_each((seq.seq_id,) * (self.cache.pages_for(edge.end) - first))
         if pages is None:
             return False
         edge.own_pages = pages

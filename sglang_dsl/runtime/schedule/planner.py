@@ -197,7 +197,7 @@ class Planner:
     def _fits(self, seq: Sequence) -> bool:
         if self._life.running:
             return self._reserve(seq) + self._reserved_by_running() <= self._cache.available_pages
-        need = -(-len(seq.tokens) // self._cache.page_size) - len(seq.pages)
+        need = self._cache.pages_for(len(seq.tokens)) - len(seq.pages)
         if need > self._cache.available_pages:
             self._cache.leases.demote(need - self._cache.available_pages)
         return need <= self._cache.available_pages

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from ....errors import IntegrityError, ScriptError
 from ....ir.execution import TokenScore
 from ....ir.specs import ConstraintSpec
-from ...cache.keys import TokenIds, TokenStore, tokens_of
+from ...cache.keys import TokenIds, TokenStore
 from ...constrain.compile import CompiledConstraint, PythonMatcher, compile_constraint
 from ...engine.worker import WorkerInfo
 from ...schedule.step import OpenSequence, Row, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult
@@ -149,7 +149,7 @@ class ReplyPlayback:
     def __init__(self, opened: OpenSequence, reply: Reply, tokenizer: MockTokenizer, *, masked: bool) -> None:
         self.opened = opened
         self.generated = 0
-        self.tokens_so_far = tokens_of(opened.prompt_ids)
+        self.tokens_so_far = list(opened.prompt_ids)
         self._reply = reply
         self._tokenizer = tokenizer
         self._masked = masked
