@@ -436,7 +436,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("rooms", nargs="*", default=list(ROOMS), help=f"of {', '.join(ROOMS)} (all)")
     parser.add_argument("--sample", type=int, default=100, help="mutants of each room (100)")
     parser.add_argument("--seed", type=int, default=1, help="which mutants (1)")
-    parser.add_argument("--minutes", type=float, default=20.0, help="no mutant is begun later than this (20)")
+    parser.add_argument(
+        "--minutes", type=float, default=20.0, help="of trying mutants, after the first run of the tests (20)"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
     parser.add_argument("--check", action="store_true", help=f"fail under {LEAST:.0%} in {', '.join(JUDGED)}")
     parser.add_argument("--reached", type=Path, help="a file that keeps what the tests reach, for another run")
@@ -495,7 +497,7 @@ def judge(options: argparse.Namespace, tree: Path, sources: dict[str, tuple[str,
     print(f"{len(reached.took_s)} unit tests, {time.monotonic() - began:.0f} s under coverage", flush=True)
     in_turn = [m for at in range(options.sample) for mutants in drawn.values() for m in mutants[at : at + 1]]
     trials = [Trial(m, sources[m.path][1], stages_of(m, reached)) for m in in_turn]
-    results = run_all(trials, tree, reached, jobs=options.jobs, until=began + 60 * options.minutes)
+    results = run_all(trials, tree, reached, jobs=options.jobs, until=time.monotonic() + 60 * options.minutes)
     return report(options, found, results, sources)
 
 

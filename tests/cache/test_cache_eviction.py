@@ -153,6 +153,36 @@ def test_evicted_and_used_pages_are_counted(bench):
     assert it.cache.evicted_pages == 6
 
 
-@pytest.mark.parametrize(("tokens", "pages"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2)])
-def test_pages_of_so_many_tokens(bench, tokens, pages):
-    assert bench(page_size=4).cache.pages_for(tokens) == pages
+def test_of_a_path_that_grew_in_parts_only_the_last_part_goes_at_a_time(bench):
+    it = bench()
+    for end in (3, 5, 9):
+        it.put(*range(1, end + 1))
+    assert it.cached(*range(1, 10)) == 9
+    for left in (5, 3, 0):
+        it.cache.pool.free(it.cache.tree.evict(1))
+        assert it.cached(*range(1, 10)) == left
+        it.check()
+
+
+@pytest.mark.parametrize(("at", "lefts"), [(1, (5, 3, 1)), (3, (5, 3)), (4, (5, 4))])
+def test_parts_of_a_path_are_the_same_where_it_was_split(bench, at, lefts):
+    it = bench()
+    for end in (3, 5, 9):
+        it.put(*range(1, end + 1))
+    it.put(*range(1, at + 1), 77)
+    for left in lefts:
+        it.cache.pool.free(it.cache.tree.evict(1))
+        assert it.cached(*range(1, 10)) == left
+        it.check()
+
+
+def test_uses_of_a_path_count_for_what_continues_it(bench):
+    it = bench(eviction="lfu")
+    it.put(1, 2)
+    for _ in range(3):
+        touch(it, 1, 2)
+    it.put(1, 2, 3, 4)
+    it.put(8, 9)
+    touch(it, 8, 9)
+    it.cache.pool.free(it.cache.tree.evict(1))
+    assert (it.cached(1, 2, 3, 4), it.cached(8, 9)) == (4, 0)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from sglang_dsl.errors import IntegrityError
+from sglang_dsl.runtime.cache.keys import pack
 
 
 def test_check_of_a_leak_names_pages_and_their_last_owner(bench):
@@ -75,3 +76,41 @@ def test_check_of_a_page_that_is_held_and_free_at_once_fails(bench):
     it.cache.pool.free(client.pages[-1:])
     with pytest.raises(IntegrityError):
         it.check()
+
+
+def test_check_of_a_pending_node_that_nobody_holds_or_knows_fails(bench):
+    it = bench()
+    client = it.client(1, 2, 3)
+    assert client.compute()
+    assert it.cache.tree.insert_pending(client.receipt, pack((1, 2)), client.pages[:2], writer=1)
+    node = client.receipt.node
+    it.check()
+    it.cache.tree.pending.clear()
+    with pytest.raises(IntegrityError, match="pending node"):
+        it.check()
+    it.cache.tree.pending.append(node)
+    it.check()
+    node.lock = 0
+    with pytest.raises(IntegrityError, match="pending node"):
+        it.check()
+
+
+def test_check_of_a_locked_node_below_an_unlocked_one_fails(bench):
+    it = bench()
+    it.put(1, 2)
+    it.put(1, 2, 3)
+    it.put(1, 2, 4)
+    it.client(1, 2, 3)
+    it.check()
+    it.cache.tree.match(it.namespace, pack((1, 2)), 2).node.lock = 0
+    with pytest.raises(IntegrityError, match="outlives its parent"):
+        it.check()
+
+
+def test_pending_node_that_is_still_held_cannot_be_dropped(bench):
+    it = bench()
+    client = it.client(1, 2, 3)
+    assert client.compute()
+    assert it.cache.tree.insert_pending(client.receipt, pack((1, 2)), client.pages[:2], writer=1)
+    with pytest.raises(IntegrityError, match="still used"):
+        it.cache.tree.drop_pending()

@@ -37,15 +37,23 @@ def found(it, ids, limit=None):
     return match.tokens
 
 
-def conversation(it, rng, turns, *, fork=True):
-    """Ids of a growing prompt with a branch at every turn, so that it passes as many nodes."""
-    ids = TokenIds([1] * it.cache.page_size)
+def conversation(it, rng, turns):
+    """Ids of a growing prompt with a branch at every turn, so that it passes as many nodes; now and then the branch comes first."""
+    size = it.cache.page_size
+    ids = TokenIds([1] * size)
     said = [ids]
-    for _ in range(turns):
-        ids = ids.then([rng.randrange(50) for _ in range(it.cache.page_size * 2)])
-        turn(it, ids)
-        if fork:
-            turn(it, ids.then([rng.randrange(50, 99)] * it.cache.page_size))
+    for number in range(turns):
+        more, aside = [rng.randrange(50) for _ in range(size * 2)], [rng.randrange(50, 99)] * size
+        if number % 12 == 11:
+            branch = ids.then(aside)
+            turn(it, branch)
+            ids = ids.then(more)
+            turn(it, ids)
+        else:
+            longer = ids.then(more)
+            turn(it, longer)
+            turn(it, ids.then(aside))
+            ids = longer
         said.append(ids)
     return said
 
@@ -53,7 +61,7 @@ def conversation(it, rng, turns, *, fork=True):
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_continued_prompt_finds_what_is_there(bench, page_size):
     it = bench(num_pages=400, page_size=page_size)
-    said = conversation(it, random.Random(1), 20)
+    said = conversation(it, random.Random(1), 45)
     for ids in said[2:]:
         assert found(it, ids) == len(ids)
         assert found(it, ids.then([200] * page_size)) == len(ids)

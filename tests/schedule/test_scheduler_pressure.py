@@ -498,3 +498,44 @@ def test_step_has_to_have_room_for_a_page_beside_all_decode_rows(lab, tokens, ru
         it.generate(f"r{i}", prompt(i, 20), 8)
     it.run()
     it.expect_cold_outputs()
+
+
+@pytest.mark.parametrize(("pages", "admitted"), [(66, 2), (65, 1)])
+def test_reserve_is_the_rest_of_prompt_and_output_and_a_page_for_rounding(lab, pages, admitted):
+    """The first holds its 4 pages and reserves 0.7 * 40 + 1; the second holds none and reserves 4 + 0.7 * 40 + 1."""
+    it = lab(num_pages=pages)
+    for i in range(2):
+        it.generate(f"r{i}", prompt(i, 4), 40)
+    assert len(it.turn().opens) == admitted
+    it.run()
+    it.expect_cold_outputs()
+
+
+def test_request_that_fits_is_admitted_at_once_after_another_was_refused(lab):
+    """A refusal is remembered for some steps, but not beyond the arrival of somebody who may fit."""
+    it = lab(num_pages=64)
+    it.generate("runs", prompt(1, 10), 30)
+    it.turn()
+    it.generate("big", prompt(2, 40), 10)
+    it.turn()
+    assert it.scheduler.snapshot().waiting == 1
+    it.generate("small", prompt(3, 2), 2, priority=1)
+    assert [opened.request_id for opened in it.turn().opens] == ["small"]
+    it.run()
+    it.expect_cold_outputs()
+
+
+@pytest.mark.parametrize(
+    ("policy", "victim"), [("priority", 1), ("fcfs", 2), ("longest_prefix", 2), ("depth_first", 2)]
+)
+def test_priority_decides_who_is_retracted_under_its_own_policy_only(lab, policy, victim):
+    it = lab(num_pages=150, max_running=8, policy=policy)
+    it.generate("low", prompt(1, 4), 80)
+    for _ in range(3):
+        it.turn()
+    it.generate("high", prompt(2, 4), 80, priority=5)
+    while not it.scheduler.snapshot().retracted:
+        plan = it.turn()
+    assert plan.closes == (victim,)
+    it.run()
+    it.expect_cold_outputs()
