@@ -210,7 +210,7 @@ class ObjectTool:
         return self.tool._result(arguments)
 
     def to_json(self, result: Any) -> Any:
-        """See `Tool.to_json`."""
+        """A result as JSON for a record or a stored graph. Raises FormatError where no equal one comes back."""
         return self.tool.to_json(result)
 
     def __eq__(self, other: object) -> bool:

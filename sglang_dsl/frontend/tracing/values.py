@@ -95,7 +95,7 @@ def _asked(name: str, what: str = "") -> Any:
 
 
 class Abstract(str):
-    """Text that does not exist yet. Its own characters are tags (`tracing/tags.py`), around what was added to it.
+    """Text that does not exist yet. Its own characters are tags (`tracing/shapes.py`), around what was added to it.
 
     reference: where it comes from; None for a text that has more in it than one value. on, domain: see `ValueTracer.text`.
     """

@@ -38,7 +38,7 @@ from .plan import (
 
 
 class PartialAttention(Protocol):
-    """Attention over one set of keys; see `cpu.partial`."""
+    """Attention over one set of keys; as `partial_cpu` and `partial_portable` compute it."""
 
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False, mask: Tensor | None = None
@@ -282,7 +282,7 @@ def _visit(pieces: Sequence[_Piece], slots: SlotArray, device: torch.device) -> 
 def partial_portable(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, causal: bool = False, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """As `cpu.partial`. Scores and softmax are float32 (float64 for float64 inputs), sums in the inputs' type."""
+    """As `partial_cpu`. Scores and softmax are float32 (float64 for float64 inputs), sums in the inputs' type."""
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = torch.matmul(q, k.transpose(-1, -2)).to(wide) * scale
     if causal:

@@ -60,7 +60,7 @@ class Previews:
         ] = {}  # by the identity of a fork: the path up to it, and its draft
 
     def of(self, path: Sequence[Node], values: Mapping[str, str]) -> tuple[Segment, ...]:
-        """See `preview`."""
+        """The prompt along `path`, with the texts of nodes that are known; drafted once per fork."""
         if values != self._values:
             self._values, self._forks = dict(values), {}
         nodes = list(path)
@@ -302,18 +302,18 @@ class TargetMeter:
         self._previews = Previews(target.text, encode)
 
     def render(self, path: Sequence[Node], values: Mapping[str, str]) -> tuple[Segment, ...]:
-        """See `Meter`."""
+        """The prompt along a context path, with the texts of nodes that are known (`values`: node id -> text)."""
         return self._previews.of(path, values)
 
     def count(self, text: str) -> int:
-        """See `Meter`."""
+        """Tokens of a plain text on its own."""
         return len(self._target.text.tokenizer.encode(text))
 
     def seam(self, before: str, after: str) -> str:
-        """See `Meter`."""
+        """How the tokens of two texts encoded apart differ from those of one encoding, in words; "" if they do not."""
         found = seam_difference(self._target.text.tokenizer, [TextPiece(before)], [TextPiece(after)])
         return "" if found is None else str(found)
 
     def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
-        """See `Meter`."""
+        """Forced tokens and findings. Raises ConstraintError where the constraint cannot be used at all."""
         return self._target.audit(constraint)

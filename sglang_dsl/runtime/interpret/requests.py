@@ -81,14 +81,14 @@ class InFlightRequest:
             self._deliver(entry, _for_free(self._result))
 
     def started(self) -> None:
-        """See `Sink`."""
+        """The request was admitted for the first time."""
         with self._machine.turn():
             self._started = True
             for caller, _ in tuple(self.waiting.values()):
                 caller.on_started()
 
     def text(self, delta: str, token_ids: Sequence[int]) -> None:
-        """See `Sink`."""
+        """Text released (UTF-8 complete, past any possible stop) and the ids sampled since the last call."""
         with self._machine.turn():
             self._said += delta
             for caller, _ in tuple(self.waiting.values()):
@@ -97,12 +97,12 @@ class InFlightRequest:
             self._machine.spend_tokens(len(token_ids))
 
     def lost(self, tokens: int) -> None:
-        """See `Sink`."""
+        """The request ended without a result after so many tokens had been computed for it."""
         with self._machine.turn():
             self._machine.totals.lose(tokens)
 
     def done(self, result: Result | Exception) -> None:
-        """See `Sink`."""
+        """The end: a result, or why there is none."""
         with self._machine.turn():
             if self._over:  # an interrupted submission had queued it all the same
                 return

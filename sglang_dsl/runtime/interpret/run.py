@@ -141,11 +141,11 @@ class InterpretedRun:
 
     @property
     def seed(self) -> int:
-        """See `Run`."""
+        """The run's seed, given or drawn."""
         return self._machine.seed
 
     def extend(self, nodes: Sequence[Node]) -> None:
-        """See `Run`."""
+        """Take appended nodes. Never waits for a model."""
         with self._machine.turn():
             if self._closed:
                 sealed = RunError("the run is sealed: its program has returned", hint="append before the program ends")
@@ -160,12 +160,12 @@ class InterpretedRun:
             raise failure
 
     def register(self, key: str, function: Callable[..., Any]) -> None:
-        """See `Run`."""
+        """Add a Python callable (tool, join key, validator) that nodes appended later name by `key`."""
         with self._machine.turn():
             self._machine.registry[key] = function
 
     def await_on(self, loop: AbstractEventLoop) -> None:
-        """See `Run`."""
+        """The program is a coroutine of this event loop: what registered callables give to be awaited is awaited there."""
         self._machine.user_code.await_on(loop)
 
     def value(self, node_id: str) -> Future[Outcome]:
@@ -189,7 +189,10 @@ class InterpretedRun:
             return self._machine.future(entry)
 
     def cancel(self, node_ids: Sequence[str] | None = None, reason: str = "") -> None:
-        """See `Run`. Unknown and ended nodes are left alone."""
+        """Cancel these nodes and all that lies below them in context; None: the whole run. Finished results stay.
+
+        Unknown and ended nodes are left alone.
+        """
         with self._machine.turn():
             if node_ids is None:
                 self._cancel_all(reason)
@@ -199,7 +202,10 @@ class InterpretedRun:
                     self._machine.cancel(entry, reason)
 
     def seal(self) -> Future[RunSummary]:
-        """See `Run`. Sealing again returns the same future."""
+        """Say that no more nodes come. The future resolves when every live node has ended (never raises a node's error).
+
+        Sealing again returns the same future.
+        """
         with self._machine.turn():
             if not self._closed:
                 self._closed = True
@@ -207,16 +213,16 @@ class InterpretedRun:
         return self._summary
 
     def record(self) -> RunRecord:
-        """See `Run`."""
+        """What the run has left behind so far: all of it, once the future of `seal` has resolved."""
         with self._machine.turn():
             return record_of(self._machine)
 
     def events(self) -> Iterator[Event]:
-        """See `Run`."""
+        """All events from the beginning, then live ones, ending after "run_finished". Any number of readers."""
         return self._machine.events.read()
 
     def subscribe(self, listener: Callable[[Event], None], *, replay: bool = False) -> Callable[[], None]:
-        """See `Run`."""
+        """Call `listener` for each event from now on, on the runtime's thread: it must return fast and not raise."""
         return self._machine.events.subscribe(listener, replay=replay)
 
     def _cancel_all(self, reason: str) -> None:

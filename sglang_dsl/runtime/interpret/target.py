@@ -56,17 +56,17 @@ class ForwardingTarget:
         self.now = behind.now  # not a method: a clock is read often
 
     def cancel(self, request_ids: Sequence[str], reason: str = "") -> None:
-        """See `Target`."""
+        """End these requests wherever they stand, exactly once each; their sinks get CancelledError."""
         self._behind.cancel(request_ids, reason)
 
     def lease(self, prompt_ids: Sequence[int], namespace: Namespace, children: int) -> LeaseId:
-        """See `Target`."""
+        """Keep the state of `prompt_ids` until `children` requests that name the lease were admitted or ended, or `release`."""
         return self._behind.lease(prompt_ids, namespace, children)
 
     def release(self, lease: LeaseId, children: int | None = None) -> None:
-        """See `Target`."""
+        """So many children will not come (None: end the lease). Idempotent after the end."""
         self._behind.release(lease, children)
 
     def audit(self, constraint: ConstraintSpec) -> ConstraintReport:
-        """See `Target`."""
+        """Findings and forced tokens. Raises ConstraintError. Also starts compiling it in the background."""
         return self._behind.audit(constraint)

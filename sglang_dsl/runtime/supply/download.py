@@ -175,10 +175,10 @@ class NoProgress:
     """Shows nothing."""
 
     def notice(self, text: str) -> None:
-        """See `Progress`."""
+        """Something to read: terms of a licence, or what is being waited for."""
 
     def update(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        """See `Progress`."""
+        """`stage` ("download", "unpack") has come so far."""
 
 
 class BarProgress:
@@ -189,11 +189,11 @@ class BarProgress:
         self._tasks = {task.description: task.id for task in bar.tasks}
 
     def notice(self, text: str) -> None:
-        """See `Progress`."""
+        """Something to read: terms of a licence, or what is being waited for."""
         self._bar.console.print(text, markup=False, highlight=False)
 
     def update(self, stage: str, done_bytes: int, total_bytes: int) -> None:
-        """See `Progress`."""
+        """`stage` ("download", "unpack") has come so far."""
         if stage not in self._tasks:
             self._tasks[stage] = self._bar.add_task(stage)
         self._bar.update(self._tasks[stage], completed=done_bytes, total=total_bytes)

@@ -120,19 +120,25 @@ class BpeTokenizer:
         return self._encode(text, "first" if first else "middle")
 
     def encode_segment(self, pieces: Sequence[TextPiece], *, first: bool = False) -> list[int]:
-        """See `Tokenizer`."""
+        """Ids of one segment; control tokens are recognised in control pieces only. `first` as in `encode`."""
         return encode_joined(pieces, self.split_control, self._encode, first=first)
 
     def fewest_tokens(self, text: str, enough: int) -> int:
-        """See `Tokenizer`. White space at either end may belong to a marker beside it."""
+        """A number of tokens that a content text has at least, found much faster than by encoding it: 0 where nothing is known.
+
+        White space at either end may belong to a marker beside it.
+        """
         return 0 if self._most_bytes is None else -(-utf8_size(text.strip()) // self._most_bytes)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `Tokenizer`. Raises IndexError for an id outside the vocabulary."""
+        """The raw bytes a token stands for (may be part of a character); b"" for one that is never shown.
+
+        Raises IndexError for an id outside the vocabulary.
+        """
         return self._token_bytes[token_id]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """See `Tokenizer`."""
+        """UTF-8 text of the tokens' bytes, invalid bytes replaced; special tokens left out."""
         return b"".join([self._token_bytes[token_id] for token_id in token_ids]).decode("utf-8", "replace")
 
     def _encode(self, text: str, place: Place) -> list[int]:

@@ -107,7 +107,7 @@ class JinjaTemplate:
         return opened
 
     def close_turn(self, turns: Sequence[Turn]) -> str:
-        """See `ChatTemplate`."""
+        """Control text that ends the last turn of `turns` (which is open)."""
         return self._today().closing(turns)
 
     def report(self) -> TemplateReport:
@@ -240,11 +240,11 @@ class _Recent:
         self._proven: set[tuple[object, ...]] = set()
 
     def opening(self, turns: Sequence[Turn], role: str) -> str:
-        """See `JinjaTemplate.open_turn`."""
+        """The text between the end of `turns` and the content of a new turn of `role`."""
         return self._shown(turns, lambda roles: self.gaps.open(roles, role), role)
 
     def closing(self, turns: Sequence[Turn]) -> str:
-        """See `JinjaTemplate.close_turn`."""
+        """The text that ends the last of `turns`."""
         return self._shown(turns, self.gaps.close, None)
 
     def _shown(self, turns: Sequence[Turn], gap: Callable[[Roles], str], role: str | None) -> str:

@@ -59,7 +59,7 @@ class StringStops:
         self._taken = 0
 
     def find(self, data: bytearray) -> StopMatch | None:
-        """See `StopFinder`."""
+        """The first match in `data`, which has grown since the last call."""
         automaton = self._automaton
         for end in range(self._taken, len(data)):
             self._state = automaton.step(self._state, data[end])
@@ -70,11 +70,11 @@ class StringStops:
         return None
 
     def held_from(self) -> int:
-        """See `StopFinder`."""
+        """Where the longest suffix begins that is a proper prefix of some possible match (the length: none)."""
         return self._taken - self._automaton.depth[self._state]
 
     def skip(self, data: bytearray) -> None:
-        """See `StopFinder`."""
+        """Take note of bytes that must not take part in a match."""
         self._state = 0
         self._taken = len(data)
 
@@ -137,16 +137,16 @@ class PatternStops:
         self._search = PatternSearch(patterns)
 
     def find(self, data: bytearray) -> StopMatch | None:
-        """See `StopFinder`."""
+        """The first match in `data`, which has grown since the last call."""
         found = self._search.find(data)
         return None if found is None else StopMatch(*found, data[found[1] : found[0]].decode("utf-8", "replace"))
 
     def held_from(self) -> int:
-        """See `StopFinder`."""
+        """Where the longest suffix begins that is a proper prefix of some possible match (the length: none)."""
         return self._search.held_from()
 
     def skip(self, data: bytearray) -> None:
-        """See `StopFinder`."""
+        """Take note of bytes that must not take part in a match."""
         self._search.skip(data)
 
 
@@ -169,7 +169,10 @@ class BacktrackingStops:
         self._began_s = 0.0
 
     def find(self, data: bytearray) -> StopMatch | None:
-        """See `StopFinder`. Raises SpecError where the patterns need more time than the whole text so far gives them."""
+        """The first match in `data`, which has grown since the last call.
+
+        Raises SpecError where the patterns need more time than the whole text so far gives them.
+        """
         self._began_s = time.thread_time()
         try:
             return self._find(data)
@@ -187,11 +190,11 @@ class BacktrackingStops:
         return None
 
     def held_from(self) -> int:
-        """See `StopFinder`."""
+        """Where the longest suffix begins that is a proper prefix of some possible match (the length: none)."""
         return self._start_byte
 
     def skip(self, data: bytearray) -> None:
-        """See `StopFinder`."""
+        """Take note of bytes that must not take part in a match."""
         self._take(data)
         self._advance(len(self._text))
 

@@ -364,26 +364,29 @@ class PieceTokenizer:
         return self._control[text]
 
     def encode(self, text: str, *, first: bool = False) -> list[int]:
-        """See `Tokenizer`. There is no dummy prefix here: `first` changes nothing."""
+        """Ids of content: markers in it are plain text. There is no dummy prefix here: `first` changes nothing."""
         check_text(text)
         known = self._ids.get
         words = [word.encode() for word in _WORDS.findall(text)]
         return [token_id if (token_id := known(word)) is not None else self._add(word) for word in words]
 
     def encode_segment(self, pieces: Sequence[TextPiece], *, first: bool = False) -> list[int]:
-        """See `Tokenizer`."""
+        """Ids of one segment; control tokens are recognised in control pieces only. `first` as in `encode`."""
         return encode_joined(pieces, self._split_control, lambda text, _: self.encode(text), first=first)
 
     def fewest_tokens(self, text: str, enough: int) -> int:
-        """See `Tokenizer`."""
+        """A number of tokens that a content text has at least, found much faster than by encoding it: 0 where nothing is known."""
         return sum(1 for _ in itertools.islice(_WORDS.finditer(text), enough))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """See `Tokenizer`. Raises IndexError for an id not interned yet."""
+        """The raw bytes a token stands for (may be part of a character); b"" for one that is never shown.
+
+        Raises IndexError for an id not interned yet.
+        """
         return self._pieces[token_id]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """See `Tokenizer`."""
+        """UTF-8 text of the tokens' bytes, invalid bytes replaced; special tokens left out."""
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
 
     def _split_control(self, text: str) -> list[str | Marker]:
@@ -421,12 +424,15 @@ class LabelTemplate:
     """
 
     def open_turn(self, turns: Sequence[Turn], role: str) -> str:
-        """See `ChatTemplate`. Raises RoleError for a role it does not know."""
+        """Control text that goes between the end of `turns` (all closed) and the content of a new `role` turn.
+
+        Raises RoleError for a role it does not know.
+        """
         check_known(role, ROLES, len(turns))
         return f"{role.capitalize()}: "
 
     def close_turn(self, turns: Sequence[Turn]) -> str:
-        """See `ChatTemplate`."""
+        """Control text that ends the last turn of `turns` (which is open)."""
         return "\n\n"
 
 
@@ -445,12 +451,15 @@ class ChatMlTemplate:
     default_system: str | None = None
 
     def open_turn(self, turns: Sequence[Turn], role: str) -> str:
-        """See `ChatTemplate`. Raises RoleError for a role or an order it was told to refuse."""
+        """Control text that goes between the end of `turns` (all closed) and the content of a new `role` turn.
+
+        Raises RoleError for a role or an order it was told to refuse.
+        """
         self._check(len(turns), role)
         return self._front(turns, role) + f"{TURN_START}{role}\n"
 
     def close_turn(self, turns: Sequence[Turn]) -> str:
-        """See `ChatTemplate`."""
+        """Control text that ends the last turn of `turns` (which is open)."""
         return f"{TURN_END}\n"
 
     def _front(self, turns: Sequence[Turn], role: str) -> str:

@@ -161,7 +161,7 @@ class LazyConstraintCompiler:
         self._lock = Lock()
 
     def compile(self, spec: ConstraintSpec) -> Compilation:
-        """See `ConstraintCompiler`."""
+        """Begin, or take what was begun for an equal spec."""
         with self._lock:
             if self._closed:
                 raise EngineClosedError("this worker was closed", hint="open the model again")
@@ -170,7 +170,7 @@ class LazyConstraintCompiler:
         return self._made.compile(spec)
 
     def close(self) -> None:
-        """See `ConstraintCompiler`."""
+        """End its threads. Idempotent."""
         with self._lock:
             self._closed = True
         if self._made is not None:

@@ -70,7 +70,7 @@ class MockTarget(ForwardingTarget):
         self._scores_freely = scores_freely
 
     def submit(self, requests: Sequence[tuple[Request, Sink]]) -> None:
-        """See `Target`."""
+        """Queue requests; those of one call are admitted together where they fit. Errors arrive at each Sink."""
         accepted: list[tuple[Request, Sink]] = []
         refused: list[tuple[Sink, Request, Exception]] = []
         for request, sink in requests:
@@ -127,22 +127,22 @@ class LoggedSink:
     reply: Reply | None = None
 
     def started(self) -> None:
-        """See `Sink`."""
+        """The request was admitted for the first time."""
         self._call.started = self._log.tick()
         self._sink.started()
 
     def text(self, delta: str, token_ids: Sequence[int]) -> None:
-        """See `Sink`."""
+        """Text released (UTF-8 complete, past any possible stop) and the ids sampled since the last call."""
         self._call.deltas.append(delta)
         self._sink.text(delta, token_ids)
 
     def lost(self, tokens: int) -> None:
-        """See `Sink`."""
+        """The request ended without a result after so many tokens had been computed for it."""
         if (lost := getattr(self._sink, "lost", None)) is not None:
             lost(tokens)
 
     def done(self, result: Result | Exception) -> None:
-        """See `Sink`."""
+        """The end: a result, or why there is none."""
         call, reply = self._call, self.reply
         if reply is not None and self._worker.replies.get(call.request.request_id) is reply:
             del self._worker.replies[call.request.request_id]

@@ -62,7 +62,7 @@ class ReplyQueue:
         self._left = dict.fromkeys(range(len(replies)))
 
     def answer(self, call: Call) -> Reply | None:
-        """See `Script`."""
+        """The reply; None: not scripted."""
         index = self._places.next(call.request.label.lineage or _NO_RUN)
         if self._policy == "cycle":
             index %= len(self._replies)
@@ -74,15 +74,15 @@ class ReplyQueue:
         return _answered(self._replies[index], call)
 
     def describe(self) -> str:
-        """See `Script`."""
+        """What the script holds, for the message of an unscripted call."""
         return f"all {len(self._replies)} scripted replies were used by earlier calls"
 
     def leftovers(self) -> list[str]:
-        """See `Script`."""
+        """What was never used, in words."""
         return [f"reply {i}: {_short(self._replies[i])}" for i in self._left]
 
     def names(self) -> Iterable[str]:
-        """See `Script`."""
+        """Names it knows, for near misses."""
         return ()
 
 
@@ -173,20 +173,20 @@ class RepliesByName:
         }
 
     def answer(self, call: Call) -> Reply | None:
-        """See `Script`."""
+        """The reply; None: not scripted."""
         queue = self._queues.get(call.node_id) or self._queues.get(call.name)
         return None if queue is None else queue.answer(call)
 
     def describe(self) -> str:
-        """See `Script`."""
+        """What the script holds, for the message of an unscripted call."""
         return f"the script has replies for {', '.join(sorted(self._queues)) or 'nothing'}"
 
     def leftovers(self) -> list[str]:
-        """See `Script`."""
+        """What was never used, in words."""
         return [f"{name}, {left}" for name, queue in self._queues.items() for left in queue.leftovers()]
 
     def names(self) -> Iterable[str]:
-        """See `Script`."""
+        """Names it knows, for near misses."""
         return self._queues
 
 
@@ -217,7 +217,7 @@ class Rules:
         self._rules = list(rules)
 
     def answer(self, call: Call) -> Reply | None:
-        """See `Script`."""
+        """The reply; None: not scripted."""
         rule = next((rule for rule in self._rules if rule.takes(call)), None)
         if rule is None:
             return None
@@ -225,11 +225,11 @@ class Rules:
         return _answered(rule.reply, call)
 
     def describe(self) -> str:
-        """See `Script`."""
+        """What the script holds, for the message of an unscripted call."""
         return f"none of {len(self._rules)} rules fits"
 
     def leftovers(self) -> list[str]:
-        """See `Script`."""
+        """What was never used, in words."""
         return [
             f"rule {i}: {_short(rule.reply)}, used {rule.used} times"
             for i, rule in enumerate(self._rules)
@@ -237,7 +237,7 @@ class Rules:
         ]
 
     def names(self) -> Iterable[str]:
-        """See `Script`."""
+        """Names it knows, for near misses."""
         return ()
 
 
@@ -248,19 +248,19 @@ class ReplyFunction:
         self._function = function
 
     def answer(self, call: Call) -> Reply | None:
-        """See `Script`."""
+        """The reply; None: not scripted."""
         return _answered(self._function, call)
 
     def describe(self) -> str:
-        """See `Script`."""
+        """What the script holds, for the message of an unscripted call."""
         return "the script's function returned None"
 
     def leftovers(self) -> list[str]:
-        """See `Script`."""
+        """What was never used, in words."""
         return []
 
     def names(self) -> Iterable[str]:
-        """See `Script`."""
+        """Names it knows, for near misses."""
         return ()
 
 
@@ -271,19 +271,19 @@ class _Around:
         self._script = script
 
     def answer(self, call: Call) -> Reply | None:
-        """See `Script`."""
+        """The reply; None: not scripted."""
         return self._script.answer(call)
 
     def describe(self) -> str:
-        """See `Script`."""
+        """What the script holds, for the message of an unscripted call."""
         return self._script.describe()
 
     def leftovers(self) -> list[str]:
-        """See `Script`."""
+        """What was never used, in words."""
         return self._script.leftovers()
 
     def names(self) -> Iterable[str]:
-        """See `Script`."""
+        """Names it knows, for near misses."""
         return self._script.names()
 
 
@@ -295,7 +295,7 @@ class FailingCalls(_Around):
         self._text = text
 
     def answer(self, call: Call) -> Reply | None:
-        """See `Script`."""
+        """The reply; None: not scripted."""
         return fails(f"the prompt contains {self._text!r}") if self._text in call.prompt else super().answer(call)
 
 
@@ -307,7 +307,7 @@ class ScoredSelects(_Around):
         self._scores = scores
 
     def answer(self, call: Call) -> Reply | None:
-        """See `Script`."""
+        """The reply; None: not scripted."""
         reply = super().answer(call)
         if reply is not None or not call.choices:
             return reply
@@ -322,19 +322,19 @@ class EmptyScript:
     """No script: whatever is asked is unscripted."""
 
     def answer(self, call: Call) -> Reply | None:
-        """See `Script`."""
+        """The reply; None: not scripted."""
         return None
 
     def describe(self) -> str:
-        """See `Script`."""
+        """What the script holds, for the message of an unscripted call."""
         return "the mock has no script"
 
     def leftovers(self) -> list[str]:
-        """See `Script`."""
+        """What was never used, in words."""
         return []
 
     def names(self) -> Iterable[str]:
-        """See `Script`."""
+        """Names it knows, for near misses."""
         return ()
 
 

@@ -272,14 +272,14 @@ class MockWorker:
         self._playing: dict[int, ReplyPlayback] = {}
 
     def prepare(self, constraint: ConstraintSpec) -> Future[None]:
-        """See `Worker`: at once, on the caller's thread."""
+        """Compile a constraint, off the engine's thread; the future raises ConstraintError. Compiled once, reused."""
         future: Future[None] = Future()
         compile_constraint(constraint)
         future.set_result(None)
         return future
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """See `Worker`."""
+        """Run one step. A fault of one row is that row's `Sampled.error`; what this raises fails every row of the plan."""
         for seq_id in plan.closes:
             self._playing.pop(seq_id, None)
         for opened in plan.opens:
