@@ -25,6 +25,7 @@ from sglang_dsl.ir.graph import Graph
 from sglang_dsl.ir.nodes import (
     Arm,
     Constant,
+    DictOf,
     Fork,
     Gen,
     Input,
@@ -41,6 +42,7 @@ from sglang_dsl.ir.nodes import (
     Select,
     Switch,
     Text,
+    ToolNode,
 )
 from sglang_dsl.ir.specs import ConstraintSpec, RunOptions, SamplingSpec
 from sglang_dsl.runtime.interpret.run import InterpretedRun
@@ -445,3 +447,69 @@ def test_reasoning_that_ran_into_its_budget_is_said_to_be_cut() -> None:
     assert target.requests[0].sampling.max_tokens == 5
     assert outcome.meta is not None
     assert outcome.meta.reasoning_cut is True
+
+
+# tools that are awaited
+
+
+@pytest.mark.parametrize(("idempotent", "calls"), [(True, 3), (False, 1)])
+@pytest.mark.parametrize("fails_at_once", [True, False])
+def test_awaited_tool_that_raises_is_called_again_only_if_idempotent(
+    idempotent: bool, calls: int, fails_at_once: bool
+) -> None:
+    seen: list[int] = []
+
+    async def flaky() -> str:
+        seen.append(1)
+        if not fails_at_once:
+            await asyncio.sleep(0)
+        if len(seen) < 3:
+            raise OSError("try again")
+        return "ok"
+
+    run = open_run(FakeTarget(echo), registry={"flaky": flaky})
+    run.extend([ToolNode(id="x", name="x", arguments=DictOf(()), tool="flaky", idempotent=idempotent)])
+    error = run.value("x").exception(SOON_S)
+    assert (error is None) is idempotent
+    assert len(seen) == calls
+    if idempotent:
+        assert run.value("x").result(SOON_S).value == "ok"
+
+
+def test_idempotent_tool_that_always_raises_fails_with_its_last_error() -> None:
+    seen: list[int] = []
+
+    async def broken() -> str:
+        seen.append(1)
+        raise OSError(f"fault {len(seen)}")
+
+    run = open_run(FakeTarget(echo), registry={"broken": broken})
+    run.extend([ToolNode(id="x", name="x", arguments=DictOf(()), tool="broken", idempotent=True)])
+    error = run.value("x").exception(SOON_S)
+    assert isinstance(error, ToolError)
+    assert f"fault {len(seen)}" in str(error)
+
+
+def test_fork_whose_branches_were_joined_before_its_prompt_was_known_leases_for_those_that_still_call() -> None:
+    """The join closes a branch without a call while the text above the fork still waits: its share goes back at once."""
+    target = FakeTarget()
+    run = open_run(target)
+    fork = [text("t", "x ", Reference("a"), context="a"), Fork(id="f", size=2, context="t")]
+    run.extend(
+        [text("s", "s "), gen("a", "s"), *fork, text("b", "zinc", context="f", branch=0), gen("c", "f", branch=1)]
+    )
+    join = Join(id="j", context="f", fork="f", tips=("b", "c"), values=(Constant(1), Reference("c")))
+    run.extend([join])
+    target.answer("a", "A")
+    assert target.leases == {}, "one branch never calls, the other has called"
+    target.answer("c", "C")
+    assert run.value("j").result(SOON_S).value == [1, "C"]
+
+
+def test_turn_inside_an_open_turn_fails_once_the_text_before_it_is_there() -> None:
+    target = FakeTarget()
+    run = open_run(target)
+    run.extend([RoleBegin(id="r", role="user"), gen("a", "r"), text("t", " more", context="a")])
+    run.extend([RoleBegin(id="q", role="assistant", context="t")])
+    target.answer("a", "A")
+    assert isinstance(run.value("q").exception(SOON_S), RoleError)
