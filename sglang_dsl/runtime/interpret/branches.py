@@ -1,20 +1,32 @@
-"""Forks and joins: leases for the parent's prompt, and races that end the moment they are decided."""
+"""Where a run branches: forks and joins, which may end the branches that lose, and sub-graphs: switch, loop and map.
+
+A join is a race: it counts the branches in as they end, and the moment it is decided those that nobody waits for any more are
+cancelled (`Race._end_losers`).
+
+The nodes of a sub-graph become entries of the run, under ids of their own: `region/arm`, `region/iteration` or
+`region/item` in front. The first of them hang on the root of the body, which stands where the region's text stands so far:
+
+    context --- region ------------------ what follows
+                  '- body root - arm's nodes -'  (its last text is where the region's text stands)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ...errors import BranchError, DslError, SpecError
+from ...errors import BranchError, DslError, GraphError, SpecError
 from ...ir.execution import MISSING, Outcome
-from ...ir.nodes import Fork, Join, references_in, taking_part
+from ...ir.graph import Graph
+from ...ir.nodes import Expression, Fork, Join, Loop, Map, Switch, references_in, taking_part
 from ...ir.outcome import PathText
-from ...ir.semantics import Count, Ended, Verdict, ballot_of, evaluate
-from .entries import Entry, said_by
+from ...ir.semantics import Count, Ended, Verdict, arm_of, ballot_of, evaluate, same
+from ..schedule.request import Lineage
+from .entries import Entry, Scope, last_of, said_by, said_up_to
 from .machine import Machine
 from .prompts import entries_between
-from .user_calls import UserCalls, keep_context
+from .tools import UserCalls, keep_context
 from .user_code import UserCallResult
 
 
@@ -85,7 +97,7 @@ class Race:
     def begin(self) -> None:
         """Register with everything that is still open, then look at what is there."""
         past: list[tuple[int, int]] = []
-        self.fork.races.append(self)
+        self.fork.undecided.append(self.awaits)
         for branch in self.taking_part:
             sources = self._sources(branch)
             failed = any(source.error for source in sources)
@@ -163,7 +175,7 @@ class Race:
         UserCalls(self.machine, self.entry, asked, ranked, what=what).begin()
 
     def _end(self, verdict: Verdict) -> None:
-        self.fork.races.remove(self)
+        self.fork.undecided.remove(self.awaits)
         if self.join.cancel_rest:
             self.machine.when_body_rests(self._end_losers)
         if verdict.error is not None:
@@ -177,7 +189,7 @@ class Race:
         """End what nobody wants any more. Only once the program rests: until then it may write another join of this fork, whose
         value must not depend on how soon this one was decided.
         """
-        wanted = {branch for race in self.fork.races for branch in race.awaits()}
+        wanted = {branch for awaits in self.fork.undecided for branch in awaits()}
         running = set(self.taking_part) - {branch.branch for branch in self.count.ended} - wanted
         if not running:
             return
@@ -201,3 +213,149 @@ class Race:
 def _highest(ranks: Sequence[Any]) -> int:
     """Where the highest stands; of equal ones, the first."""
     return max(range(len(ranks)), key=ranks.__getitem__)
+
+
+def check_region(machine: Machine, entry: Entry) -> None:
+    """The nodes inside see the context variables of the statement that the region comes from."""
+    keep_context(entry)
+
+
+def begin_switch(machine: Machine, entry: Entry) -> None:
+    """Run the one arm that names the value, or the arm that names none.
+
+    Raises:
+        GraphError: no arm takes the value.
+    """
+    switch = entry.node
+    if not isinstance(switch, Switch):
+        return
+    value = evaluate(switch.on, machine.lookup(entry))
+    index = arm_of(switch.arms, value)
+    if index is None:
+        raise GraphError(f"no arm of switch {entry.id!r} takes the value {value!r}", hint="give it a default arm")
+    arm = switch.arms[index]
+    body = SubgraphRun(machine, entry, arm.graph, str(index), entry.context)
+    body.run(arm.result, lambda value, last: _finish_region(machine, entry, value, last, body.said(last)))
+
+
+def begin_loop(machine: Machine, entry: Entry) -> None:
+    """Run the first iteration."""
+    if isinstance(entry.node, Loop):
+        _iterate(machine, entry, entry.node, 0, entry.context, PathText())
+
+
+def begin_map(machine: Machine, entry: Entry) -> None:
+    """Run the body once per item, all at once.
+
+    Raises:
+        GraphError: the items are no list.
+    """
+    node = entry.node
+    if not isinstance(node, Map):
+        return
+    items = evaluate(node.items, machine.lookup(entry))
+    if not isinstance(items, list):
+        raise GraphError(f"map {entry.id!r} needs a list of items, not {type(items).__name__}")
+    results: list[Any] = [None] * len(items)
+    _lease_for_items(machine, entry, len(items))
+    open_items = set(range(len(items)))
+
+    def ended(index: int, value: Any, last: Entry) -> None:
+        results[index] = value
+        open_items.discard(index)
+        if not open_items:
+            machine.finish(entry, Outcome(value=results))
+
+    if not items:
+        machine.finish(entry, Outcome(value=[]))
+    for index, item in enumerate(items):
+        body = SubgraphRun(machine, entry, node.body, str(index), entry)
+        body.scope.bound[node.item] = item
+        body.root.claim = machine.leases.claim(entry, index)
+        body.root.lineage = Lineage(entry.id, index, len(items), entry.lineage)
+        body.run(node.result, partial(ended, index))
+        machine.leases.close(entry, [index])
+
+
+def _lease_for_items(machine: Machine, entry: Entry, size: int) -> None:
+    prompt = machine.default.prompt_after(entry)
+    if size >= 2 and prompt.ids:
+        model = machine.default
+        machine.leases.take(entry, model.target, model.namespace, prompt.ids, size)
+
+
+def _iterate(
+    machine: Machine, entry: Entry, loop: Loop, iteration: int, stands_at: Entry | None, said: PathText
+) -> None:
+    """One more iteration. `said`: by those before."""
+    body = SubgraphRun(machine, entry, loop.body, str(iteration), stands_at)
+
+    def ended(value: Any, last: Entry) -> None:
+        stop = loop.until is not None and same(evaluate(loop.until, body.lookup), loop.stop_value)
+        idle = last is body.root  # a body that appends nothing repeats for nothing
+        body_said = body.said(last)
+        said.add(body_said.text, body_said.torn)
+        if stop or idle or iteration + 1 >= loop.limit:
+            _finish_region(machine, entry, value, last, said)
+        else:
+            _iterate(machine, entry, loop, iteration + 1, last, said)
+
+    until = () if loop.until is None else (loop.until,)
+    body.run(loop.result, ended, also=until)
+
+
+def _finish_region(machine: Machine, entry: Entry, value: Any, last: Entry, said: PathText) -> None:
+    machine.place(entry, last.anchor)
+    machine.finish(entry, Outcome(value=value, text=said.text, torn=said.torn))
+
+
+class SubgraphRun:
+    """One execution of a sub-graph. `stands_at`: the entry whose text its roots continue."""
+
+    def __init__(self, machine: Machine, region: Entry, graph: Graph, label: str, stands_at: Entry | None) -> None:
+        self._machine = machine
+        self._region = region
+        self._graph = graph
+        self.scope = Scope(f"{region.id}/{label}/", region.scope, region)
+        self.root = Entry.body_root(region, self.scope)
+        self.root.anchor = region if isinstance(region.node, Map) else stands_at.anchor if stands_at else None
+
+    def said(self, last: Entry) -> PathText:
+        """The text from where it starts to `last`, which has ended."""
+        return said_up_to(last, self.root)
+
+    def lookup(self, node_id: str) -> Any:
+        """The value of a node, seen from inside."""
+        return self._machine.lookup(self.root)(node_id)
+
+    def run(
+        self,
+        result: Expression | None,
+        ended: Callable[[Any, Entry], None],
+        also: Iterable[Expression] = (),
+    ) -> None:
+        """Take all nodes in; once its last text and what `result` and `also` mention are there, call `ended`.
+
+        The region fails with the first of these that fails, once all of them have ended.
+        """
+        entries = self._machine.take(self._graph, self.scope, self.root)
+        last = last_of(entries) or self.root
+        mentioned = [self.scope.find(r.node_id) for e in (result, *also) for r in references_in(e)]
+        sources = list(dict.fromkeys((last, *mentioned)))
+        awaited = {source for source in sources if not source.ended}
+
+        def source_ended(source: Entry) -> None:
+            awaited.discard(source)
+            if not awaited and not self._region.ended:
+                self._machine.attempt(self._region, all_ended)
+
+        def all_ended() -> None:
+            if failure := next((source.error for source in sources if source.error is not None), None):
+                self._machine.fail(self._region, failure)
+            else:
+                ended(None if result is None else evaluate(result, self.lookup), last)
+
+        for source in awaited:
+            source.watchers.append(source_ended)
+        if not awaited:
+            all_ended()

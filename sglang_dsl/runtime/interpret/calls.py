@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -9,22 +10,19 @@ from typing import Any
 
 from ...errors import CancelledError, DslError, InvalidValueError, RunError, SpecError
 from ...ir.execution import Event, Meta, Outcome
-from ...ir.nodes import Gen, Reasoning, Reference, RoleBegin, Select, Text
+from ...ir.nodes import Gen, Reasoning, Reference, Select
 from ...ir.operations import text_of
 from ...ir.outcome import Accepted, PartialCharacters
-from ...ir.prompts import blank_finding, choices_of
 from ...ir.semantics import evaluate
 from ...ir.specs import DEFAULT_MAX_TOKENS, ConstraintSpec, SamplingSpec
-from ..schedule.request import GenerateRequest, GenerateResult, Label, ScoreRequest, ScoreResult
-from .answers import checked_at_once, judged, prepare, value_of
-from .entries import CallOutput, Entry, call_seed
-from .machine import Machine
-from .prompts import Prompt, TargetPrompts
-from .requests import best, check_heal, distinct, equal_work, healed, scored, send
-from .user_calls import UserCalls, keep_context
+from ..schedule.request import GenerateRequest, GenerateResult, ScoreRequest, ScoreResult
+from .answers import best, checked_at_once, distinct, judged, prepare, scored, value_of
+from .entries import CallOutput, Entry
+from .machine import SEED_BITS, Machine
+from .requests import ModelCall, check_heal, equal_work, healed, model_of, send
+from .tools import UserCalls, keep_context
 from .user_code import UserCallResult
 
-THINKING = Reasoning()  # the markers of templates that open a block of thoughts themselves
 KEPT_PART = 4  # of `max_tokens`, a quarter is kept for the answer after thoughts that do not end
 
 
@@ -61,18 +59,6 @@ def check_select(machine: Machine, entry: Entry) -> None:
     distinct([choice if isinstance(choice, str) else "..." for choice in select.choices])
 
 
-def model_of(machine: Machine, call: Gen | Select) -> TargetPrompts:
-    """The model a call names. Raises SpecError listing the aliases there are."""
-    if call.model in machine.models:
-        return machine.models[call.model]
-    known = ", ".join(sorted(alias for alias in machine.models if alias is not None)) or "none"
-    raise SpecError(
-        f"no model is called {call.model!r} in this run; named models: {known}",
-        hint=f"pass RunOptions(models={{{call.model!r}: ...}})",
-        origin=call.origin,
-    )
-
-
 def begin_gen(machine: Machine, entry: Entry) -> None:
     """Start the first attempt."""
     if isinstance(entry.node, Gen):
@@ -90,61 +76,19 @@ def _constraint_of(reasoning: Reasoning | None) -> ConstraintSpec | None:
     return None if reasoning is None or reasoning.regex is None else ConstraintSpec(kind="regex", text=reasoning.regex)
 
 
-class _Call:
-    """What gens and selects share. Owner: the run's Machine, under the run's lock."""
+def call_seed(run_seed: int, node_id: str, own: int | None, sample: int, attempt: int) -> int:
+    """What one attempt at one sample of a call begins with: H(run seed, node id, sample, attempt).
 
-    def __init__(self, machine: Machine, entry: Entry, node: Gen | Select) -> None:
-        self.machine = machine
-        self.entry = entry
-        self.model = model_of(machine, node)
-        self.target = self.model.target
-        anchor = entry.context.anchor if entry.context else None
-        self.prompt: Prompt = self.model.seam_after(anchor)
-        self.prompt_ids = self.prompt.ids or self.model.prompter.bos_alone()
-        # what the call stands right behind: the template's opening of a turn, or text of the program
-        self.opening = anchor.outcome.text if anchor and anchor.outcome and isinstance(anchor.node, RoleBegin) else ""
-        self.written = "".join(p.text for p in anchor.pieces) if anchor and isinstance(anchor.node, Text) else ""
-        closes = getattr(node, "reasoning", None) is None and self.opening.rstrip().endswith(THINKING.begin)
-        # ids that end a block of thoughts which the template has opened, for a call that does not think
-        self.unthinking = self.model.prompter.marker_ids(f"\n{THINKING.end}\n\n") if closes else ()
-        self.findings: tuple[str, ...] = ()
-        if isinstance(node, Select) or node.constraint is not None:
-            wrong = blank_finding(self.written, choices_of(node))
-            self.findings = (wrong,) if wrong else ()
-        self.admitted = False
-        self.asked_s = machine.now()
-
-    def label(self, *, sample: int = 0, attempt: int = 0) -> Label:
-        """Who asks."""
-        node = self.entry.node
-        return Label(
-            run_id=self.machine.run_id,
-            node_id=self.entry.id,
-            name=getattr(node, "name", None) or "",
-            sample=sample,
-            attempt=attempt,
-            lineage=self.entry.lineage,
-        )
-
-    def deadline_s(self, timeout_s: float | None = None) -> float | None:
-        """On the target's clock: the run's own, or an earlier one. Raises DeadlineError if the run's is over."""
-        if self.machine.budget.deadline_s is None and timeout_s is None:
-            return None
-        left_s = self.machine.budget.seconds_left(self.entry)
-        limits = [s for s in (left_s, timeout_s) if s is not None]
-        return self.target.now() + min(limits) if limits else None
-
-    def on_started(self) -> None:
-        """The first request was admitted."""
-        if not self.admitted:
-            self.admitted = True
-            self.machine.emit(Event(kind="started", node_id=self.entry.id, at_s=self.machine.now()))
-
-    def on_text(self, delta: str) -> None:
-        """Text was released."""
+    own: the gen's `seed=`, if it has one, replaces run seed and node id; the first attempt at its first sample gets it as it is.
+    """
+    if own is not None and sample == attempt == 0:
+        return own
+    parts = ("node", run_seed, node_id, sample, attempt) if own is None else ("own", own, sample, attempt)
+    fields = b"".join(f"{len(text)}:{text}".encode() for text in map(str, parts))
+    return int.from_bytes(hashlib.sha256(fields).digest()[:8]) >> (64 - SEED_BITS)
 
 
-class GenCall(_Call):
+class GenCall(ModelCall):
     """One gen: its reasoning part if it has one, then its answer; again, if the answer is refused and retries are left.
 
     prompt | begin marker, reasoning, end marker | answer
@@ -355,7 +299,7 @@ class GenCall(_Call):
         )
 
 
-class SelectCall(_Call):
+class SelectCall(ModelCall):
     """One select. Choices are encoded alone after the seam; a single choice is chosen without a call."""
 
     def __init__(self, machine: Machine, entry: Entry, select: Select) -> None:

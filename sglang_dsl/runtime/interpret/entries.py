@@ -1,32 +1,24 @@
-"""A node in a run: where it stands and who waits for it.
+"""A node in a run: where it stands, who waits for it, what its text became, and its branch's share in a lease.
 
-What the machine and a call know of a request on its way (`requests.py`).
-
-What a run may take: time until its deadline, and generated tokens.
-
-What a run's calls cost, added up.
-
-Seeds: what makes a call's randomness its own, and repeatable.
-
-The critical path: how much is still to be generated behind a call.
+`Entry` is the node, `Scope` the graph that its references are looked up in. `Leases` keep the prompts of forks until each branch
+has made its first call; `longest_path` says how much waits behind an entry: both are what the scheduler is told of the graph.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from ...errors import DeadlineError, GraphError
-from ...ir.execution import Outcome, Usage
+from ...errors import GraphError
+from ...ir.execution import Outcome
 from ...ir.nodes import Fork, Gen, Input, Join, Loop, Map, Node, Return, Select, Switch, ToolNode
 from ...ir.outcome import PartialCharacters, PathText
 from ..cache.keys import Namespace
-from ..schedule.request import OUTERMOST, BranchOrder, GenerateResult, LeaseId, Lineage, Request, Result, Sink
+from ..schedule.request import OUTERMOST, BranchOrder, LeaseId, Lineage, Request
 from ..text.tokenizer import TextPiece, Turns
 from .target import Target
 
@@ -46,13 +38,6 @@ class LeaseClaim:
     spenders: int = 0
     closed: bool = False
     spent: bool = False
-
-
-class UndecidedJoin(Protocol):
-    """A join that is not decided yet (`branches.Race` is one)."""
-
-    def awaits(self) -> Iterator[int]:
-        """The branches whose end may still matter to it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +70,9 @@ class Entry:
     claim: LeaseClaim | None = None
     claims: dict[int, LeaseClaim] = field(default_factory=dict)  # forks: by branch
     lease: tuple[Target, LeaseId] | None = None  # forks
-    races: list[UndecidedJoin] = field(default_factory=list)  # forks: joins of it that are not decided
+    undecided: list[Callable[[], Iterable[int]]] = field(
+        default_factory=list
+    )  # forks: of each join of it that is not decided, how to ask which branches it still waits for
     pieces: tuple[TextPiece, ...] = ()  # texts
     produced: CallOutput | None = None  # gens and selects
     variables: Context | None = None  # of the statement, where user code is called
@@ -96,20 +83,20 @@ class Entry:
     stop: Callable[[str], None] | None = None  # how to end what runs for it outside, with a reason
 
     @classmethod
-    def door(cls, region: Entry, scope: Scope) -> Entry:
-        """The way into a sub-graph: what the roots of `scope` hang on. Stands where its region's text stands so far."""
-        door = cls(
-            scope.prefix, _DOOR, scope, region, status="done", placed=True, claim=region.claim, turns=region.turns
+    def body_root(cls, region: Entry, scope: Scope) -> Entry:
+        """What the first nodes of a sub-graph hang on. It stands where its region's text stands so far."""
+        root = cls(
+            scope.prefix, _BODY_ROOT, scope, region, status="done", placed=True, claim=region.claim, turns=region.turns
         )
-        door.place, door.known, door.lineage = region.place, region.known, region.lineage
-        region.children.append(door)
-        return door
+        root.place, root.known, root.lineage = region.place, region.known, region.lineage
+        region.children.append(root)
+        return root
 
     @property
     def heirs(self) -> Iterator[Entry]:
         """What hangs on it in context, the insides of a region included."""
         for child in self.children:
-            if child.node is _DOOR:
+            if child.node is _BODY_ROOT:
                 yield from child.heirs
             else:
                 yield child
@@ -133,7 +120,7 @@ class Entry:
             stack.extend(reversed(entry.children))
 
 
-_DOOR = Node(id="")
+_BODY_ROOT = Node(id="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +153,10 @@ def said_by(entries: Iterable[Entry]) -> PathText:
     return said
 
 
-def said_up_to(last: Entry | None, door: Entry | None = None) -> PathText:
-    """The text of a context path down to `last`, from behind `door` or from its beginning; without what has failed."""
+def said_up_to(last: Entry | None, root: Entry | None = None) -> PathText:
+    """The text of a context path down to `last`, from behind `root` or from its beginning; without what has failed."""
     path: list[Entry] = []
-    while last is not None and last is not door:
+    while last is not None and last is not root:
         path.append(last)
         last = last.context
     return said_by(reversed(path))
@@ -237,7 +224,7 @@ class Leases:
     Every branch has a claim to its fork's lease; each claim is spent by one call, or given back, exactly once.
     """
 
-    post: Callable[[Callable[[], None]], None]  # has something done outside the run's lock
+    defer: Callable[[Callable[[], None]], None]  # has something done outside the run's lock
     forks: list[Entry] = field(default_factory=list)  # that have a lease
 
     def take(self, fork: Entry, target: Target, namespace: Namespace, prompt_ids: Sequence[int], children: int) -> None:
@@ -271,7 +258,7 @@ class Leases:
     def unspend(self, target: Target, request: Request) -> None:
         """A request that named a lease is not sent after all."""
         if request.lease is not None:
-            self.post(partial(target.release, request.lease, 1))
+            self.defer(partial(target.release, request.lease, 1))
 
     def close(self, fork: Entry, branches: Iterable[int]) -> None:
         """No more nodes come in these branches."""
@@ -290,7 +277,7 @@ class Leases:
         for fork in self.forks:
             if fork.lease is not None:
                 target, lease = fork.lease
-                self.post(partial(target.release, lease))
+                self.defer(partial(target.release, lease))
         self.forks.clear()
 
     def _give_back(self, claim: LeaseClaim) -> None:
@@ -298,134 +285,7 @@ class Leases:
             return
         claim.spent = True
         target, lease = claim.fork.lease
-        self.post(partial(target.release, lease, 1))
-
-
-class WaitingCall(Protocol):
-    """What a request in flight tells a call, inside a turn, as long as its entry has not ended."""
-
-    entry: Entry
-
-    def on_started(self) -> None:
-        """The request was admitted."""
-
-    def on_text(self, delta: str) -> None:
-        """Text was released."""
-
-
-class JoinableRequest(Sink, Protocol):
-    """A request that calls wait for, and others may join."""
-
-    waiting: dict[Entry, tuple[WaitingCall, Callable[[Any], None]]]  # who still waits for it
-
-    @property
-    def usable(self) -> bool:
-        """Whether another call may join."""
-
-    def join(self, caller: WaitingCall, done: Callable[[Any], None]) -> None:
-        """Wait for the result, too."""
-
-
-@dataclass(slots=True)
-class Budget:
-    """Owner: the run's Machine. `now`: seconds since the run began, on its default model's clock. None: no limit."""
-
-    deadline_s: float | None
-    tokens: int | None
-    now: Callable[[], float]
-    generated_tokens: int = 0
-
-    def seconds_left(self, entry: Entry) -> float | None:
-        """Until the deadline, if there is one.
-
-        Raises:
-            DeadlineError: it has passed before `entry` began.
-        """
-        if self.deadline_s is None:
-            return None
-        left_s = self.deadline_s - self.now()
-        if left_s <= 0:
-            raise DeadlineError(
-                f"the run's deadline of {self.deadline_s} s passed before {entry.id!r} began",
-                hint="raise RunOptions(deadline_s=...)",
-                origin=entry.node.origin,
-            )
-        return left_s
-
-    def check(self, entry: Entry) -> None:
-        """Raise DeadlineError if no token may be generated any more."""
-        if self.tokens is not None and self.generated_tokens >= self.tokens:
-            raise self.error(entry)
-
-    def error(self, entry: Entry) -> DeadlineError:
-        """Why `entry` cannot go on."""
-        return DeadlineError(
-            f"the run's token budget of {self.tokens} was spent before {entry.id!r} ended",
-            hint="raise RunOptions(token_budget=...), or lower max_tokens",
-            origin=entry.node.origin,
-        )
-
-
-@dataclass(slots=True)
-class UsageTotals:
-    """Running totals. Owner: the run's Machine. Every attempt counts."""
-
-    calls: int = 0
-    asked_tokens: int = 0
-    computed_tokens: int = 0
-    generated_tokens: int = 0
-    peak_kv_pages: int = 0
-    lost_tokens: int = 0
-    reused_tokens: int = 0
-
-    def add(self, result: Result) -> None:
-        """Count a finished request."""
-        self.calls += 1
-        self.asked_tokens += result.prompt_tokens
-        self.computed_tokens += result.computed_tokens if result.spent_tokens is None else result.spent_tokens
-        self.reused_tokens += result.prompt_tokens - result.computed_tokens
-        self.peak_kv_pages = max(self.peak_kv_pages, result.peak_kv_pages)
-        if isinstance(result, GenerateResult):
-            self.generated_tokens += result.generated_tokens
-
-    def share(self, result: Result) -> None:
-        """Count a call that was given another's result."""
-        self.calls += 1
-        self.asked_tokens += result.prompt_tokens
-        self.reused_tokens += result.prompt_tokens
-
-    def lose(self, tokens: int) -> None:
-        """Count what was computed for a call that was cancelled or failed."""
-        self.computed_tokens += tokens
-        self.lost_tokens += tokens
-
-    def usage(self, wall_s: float) -> Usage:
-        """The totals so far."""
-        return Usage(
-            calls=self.calls,
-            asked_tokens=self.asked_tokens,
-            computed_tokens=self.computed_tokens,
-            reused_tokens=self.reused_tokens,
-            lost_tokens=self.lost_tokens,
-            generated_tokens=self.generated_tokens,
-            peak_kv_pages=self.peak_kv_pages,
-            wall_s=wall_s,
-        )
-
-
-SEED_BITS = 63  # fits every generator's signed 64-bit seed
-
-
-def call_seed(run_seed: int, node_id: str, own: int | None, sample: int, attempt: int) -> int:
-    """What one attempt at one sample of a call begins with: H(run seed, node id, sample, attempt).
-
-    own: the gen's `seed=`, if it has one, replaces run seed and node id; the first attempt at its first sample gets it as it is.
-    """
-    if own is not None and sample == attempt == 0:
-        return own
-    parts = ("node", run_seed, node_id, sample, attempt) if own is None else ("own", own, sample, attempt)
-    fields = b"".join(f"{len(text)}:{text}".encode() for text in map(str, parts))
-    return int.from_bytes(hashlib.sha256(fields).digest()[:8]) >> (64 - SEED_BITS)
+        self.defer(partial(target.release, lease, 1))
 
 
 T = TypeVar("T", bound=Hashable)

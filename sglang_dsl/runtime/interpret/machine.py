@@ -6,7 +6,7 @@ Signals between entries:
     value   --done----> who mentions it     data and control edges
     failure ----------> both, at once       the first cause, unchanged
 
-All methods run inside a `turn`, under the run's one lock, and never wait. What has to happen outside goes to the CallbackQueue.
+All methods run inside a `turn`, under the run's one lock, and never wait. What has to happen outside is deferred to its end.
 What a kind of node *does* stands in the other files of this folder; `run.py` lists them.
 """
 
@@ -16,7 +16,7 @@ import secrets
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -28,17 +28,13 @@ from ...ir.nodes import Gen, Join, Node, RoleBegin, RoleEnd, data_of
 from ...ir.semantics import Lookup
 from ..schedule.request import BranchOrder, Lineage, Request, Sink
 from .entries import (
-    SEED_BITS,
-    Budget,
     Entry,
-    JoinableRequest,
     Leases,
     Scope,
-    UsageTotals,
     longest_path,
     passes_through,
 )
-from .events import CallbackQueue, EventLog
+from .events import Budget, CallbackQueue, EventLog, UsageTotals
 from .target import Target
 from .user_code import Alarm, UserCode
 
@@ -46,6 +42,8 @@ if TYPE_CHECKING:
     from .prompts import TargetPrompts
 
 PATIENCE_S = 0.5  # how long a run that is over waits for requests that were cancelled to end
+
+SEED_BITS = 63  # fits every generator's signed 64-bit seed
 
 EXACTLY_FORESEEN = 64  # entries of a run up to which every new one is looked at before a call is sent
 
@@ -95,17 +93,16 @@ class Machine:
         self.share_equal = share_equal
         self._kinds = kinds
         self._lock = threading.Lock()
-        self._outbox = CallbackQueue()
-        self.post = self._outbox.post  # has something done outside the run's lock
+        self._deferred = CallbackQueue()
+        self.defer = self._deferred.defer  # has something done outside the run's lock
         self._ready: deque[Entry] = deque()
         self._ended: deque[Entry] = deque()  # with watchers that are not told yet
         self._critical_tokens: dict[Entry, int] = {}  # what holds for the first `_foreseen` entries
         self._foreseen = 0
-        self.requests: dict[
-            Target, list[tuple[Request, JoinableRequest]]
-        ] = {}  # they go out together at the end of `settle`
-        self.equal_requests: dict[Hashable, JoinableRequest] = {}
-        self.leases = Leases(self.post)
+        # requests to submit together at the end of `settle`, each with who hears of it and the entries that wait for it
+        self.requests: dict[Target, list[tuple[Request, Sink, Collection[Entry]]]] = {}
+        self.equal_requests: dict[Hashable, Sink] = {}  # by the work that they are
+        self.leases = Leases(self.defer)
         self.pure_calls: dict[tuple[str, Hashable], Entry] = {}  # (tool, what its arguments are)
         self._user_code: UserCode | None = None
         self.on_idle: Callable[[], None] = _nothing
@@ -128,14 +125,14 @@ class Machine:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the run's lock; at the end, let go on what can, and then do outside what was posted."""
+        """Hold the run's lock; at the end, let go on what can, and then do outside what was deferred."""
         try:
             with self._lock:
                 yield
                 self.settle()
                 self._end_if_idle()
         finally:
-            self._outbox.flush()
+            self._deferred.flush()
 
     def when_body_rests(self, action: Callable[[], None]) -> None:
         """Do it once the program waits for something, or has ended; now, if it does."""
@@ -250,7 +247,7 @@ class Machine:
     # Progress
 
     def settle(self) -> None:
-        """Begin everything that is ready, then post the requests that came of it, one submit per target.
+        """Begin everything that is ready, then submit the requests that came of it, per target all at once.
 
         Who watches an end is told here, not in `_end`: joins nested 500 deep must not be as many calls deep.
         """
@@ -266,13 +263,13 @@ class Machine:
                 entry.status = "running"
                 self.attempt(entry, partial(self._kinds.begin[type(entry.node)], self, entry))
         for target, requests in self.requests.items():
-            for request, in_flight in requests:
-                if not in_flight.waiting:  # all who asked fell in this very turn
+            for request, _, waiting in requests:
+                if not waiting:  # all who asked fell in this very turn
                     self.in_flight -= 1
                     self.leases.unspend(target, request)
-            wanted = [(request, in_flight) for request, in_flight in requests if in_flight.waiting]
+            wanted = [(request, sink) for request, sink, waiting in requests if waiting]
             if wanted:
-                self.post(partial(self._submit, target, wanted))
+                self.defer(partial(self._submit, target, wanted))
         self.requests.clear()
 
     def attempt(self, entry: Entry, action: Callable[[], None]) -> None:
@@ -363,7 +360,7 @@ class Machine:
             self.leases.settle(entry.claim)
         self.emit(Event(kind=kind, node_id=entry.id, outcome=entry.outcome, error=entry.error, at_s=self.now()))
         if entry.future is not None:
-            self.post(partial(_resolve, entry, entry.future))
+            self.defer(partial(_resolve, entry, entry.future))
         if entry.watchers:
             self._ended.append(entry)
 
@@ -449,7 +446,7 @@ class Machine:
     def emit(self, event: Event) -> None:
         """Log an event and tell the listeners."""
         for listener in self.events.append(event):
-            self.post(partial(listener, event))
+            self.defer(partial(listener, event))
 
     def _submit(self, target: Target, requests: Sequence[tuple[Request, Sink]]) -> None:
         try:

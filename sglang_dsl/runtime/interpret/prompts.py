@@ -1,13 +1,12 @@
-"""The prompt along a context path, as the ids one model sees. Persistent: branches share what their parent said.
+"""How a branch's text is rendered: the prompt along a context path, as the ids that one model sees.
 
 Text between two seams is one segment and is encoded once. Seams are forks, and the starts and ends of gens and selects:
 
     text ... text | gen | text ... fork | text ... gen |
     pending       seam   pending   seam   pending
 
-One model of a run: its target, and the prompts of the run's nodes as it sees them.
-
-Leases of the prompts of forks: taken when the parent's text is known, counted down as branches make their first calls.
+`Prompt` is persistent: branches share what their parent said. `Prompter` grows prompts, `TargetPrompts` is one model of a run with the
+prompts after its entries.
 """
 
 from __future__ import annotations

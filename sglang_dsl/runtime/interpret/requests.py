@@ -1,4 +1,4 @@
-"""A request on its way, and the calls that wait for it: one, or several that asked for equal work.
+"""A call as a request: on its way, shared with calls that ask for equal work, or healed at its prompt's last token.
 
 Work is equal if it is greedy or has an explicit seed and sample index, and all else that decides its outcome is the
 same: model, namespace, prompt ids, options, constraint. The mock's scripts answer names, so the name counts, too.
@@ -9,44 +9,102 @@ Token healing: the prompt's last token is chosen anew together with the first on
     healed: prompt "see http", and the output has to begin with ":"
 
 Source: token healing as in Microsoft's guidance (`guidance` project, "token healing").
-
-Which choice of a select wins, by four methods. Ties go to the choice that stands first.
-
-    mean            average log-probability per token: long, predictable choices are not punished
-    sum             total log-probability: the probability of the text itself
-    greedy          token by token the most likely one; a choice that ends where a longer one goes on competes with the
-                    end of the text, and drops out where the longer one's next token is the most likely (> 1/2)
-    unconditional   average gain in log-probability over the same choice without the prompt
-
-Source of mean and unconditional: token-length normalisation and unconditional likelihood normalisation as named in
-SGLang's `lang/choices.py`; without its skipping of zeros and its padding by means.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ...errors import DslError, RunError, SpecError
-from ...ir.execution import ChoiceScore
-from ...ir.nodes import Gen
-from ...ir.specs import ConstraintSpec, SelectMethod
+from ...errors import DslError, SpecError
+from ...ir.execution import Event
+from ...ir.nodes import Gen, Reasoning, RoleBegin, Select, Text
+from ...ir.prompts import blank_finding, choices_of
+from ...ir.specs import ConstraintSpec
 from ..cache.keys import AlikeIds, TokenIds
 from ..constrain.regex import literal
-from ..schedule.request import GenerateRequest, GenerateResult, Request, Result, ScoreResult
+from ..schedule.request import GenerateRequest, GenerateResult, Label, Request, Result
 from ..text.tokenizer import Tokenizer
-from .entries import Entry, JoinableRequest, WaitingCall
+from .entries import Entry
 from .machine import Machine
+from .prompts import Prompt, TargetPrompts
 from .target import Target
+
+THINKING = Reasoning()  # the markers of templates that open a block of thoughts themselves
+
+
+def model_of(machine: Machine, call: Gen | Select) -> TargetPrompts:
+    """The model a call names. Raises SpecError listing the aliases there are."""
+    if call.model in machine.models:
+        return machine.models[call.model]
+    known = ", ".join(sorted(alias for alias in machine.models if alias is not None)) or "none"
+    raise SpecError(
+        f"no model is called {call.model!r} in this run; named models: {known}",
+        hint=f"pass RunOptions(models={{{call.model!r}: ...}})",
+        origin=call.origin,
+    )
+
+
+class ModelCall:
+    """What the call of a gen and that of a select share: model, prompt, who asks. Owner: the run's Machine, under the run's lock."""
+
+    def __init__(self, machine: Machine, entry: Entry, node: Gen | Select) -> None:
+        self.machine = machine
+        self.entry = entry
+        self.model = model_of(machine, node)
+        self.target = self.model.target
+        anchor = entry.context.anchor if entry.context else None
+        self.prompt: Prompt = self.model.seam_after(anchor)
+        self.prompt_ids = self.prompt.ids or self.model.prompter.bos_alone()
+        # what the call stands right behind: the template's opening of a turn, or text of the program
+        self.opening = anchor.outcome.text if anchor and anchor.outcome and isinstance(anchor.node, RoleBegin) else ""
+        self.written = "".join(p.text for p in anchor.pieces) if anchor and isinstance(anchor.node, Text) else ""
+        closes = getattr(node, "reasoning", None) is None and self.opening.rstrip().endswith(THINKING.begin)
+        # ids that end a block of thoughts which the template has opened, for a call that does not think
+        self.unthinking = self.model.prompter.marker_ids(f"\n{THINKING.end}\n\n") if closes else ()
+        self.findings: tuple[str, ...] = ()
+        if isinstance(node, Select) or node.constraint is not None:
+            wrong = blank_finding(self.written, choices_of(node))
+            self.findings = (wrong,) if wrong else ()
+        self.admitted = False
+        self.asked_s = machine.now()
+
+    def label(self, *, sample: int = 0, attempt: int = 0) -> Label:
+        """Who asks."""
+        node = self.entry.node
+        return Label(
+            run_id=self.machine.run_id,
+            node_id=self.entry.id,
+            name=getattr(node, "name", None) or "",
+            sample=sample,
+            attempt=attempt,
+            lineage=self.entry.lineage,
+        )
+
+    def deadline_s(self, timeout_s: float | None = None) -> float | None:
+        """On the target's clock: the run's own, or an earlier one. Raises DeadlineError if the run's is over."""
+        if self.machine.budget.deadline_s is None and timeout_s is None:
+            return None
+        left_s = self.machine.budget.seconds_left(self.entry)
+        limits = [s for s in (left_s, timeout_s) if s is not None]
+        return self.target.now() + min(limits) if limits else None
+
+    def on_started(self) -> None:
+        """The first request was admitted."""
+        if not self.admitted:
+            self.admitted = True
+            self.machine.emit(Event(kind="started", node_id=self.entry.id, at_s=self.machine.now()))
+
+    def on_text(self, delta: str) -> None:
+        """Text was released."""
 
 
 @dataclass(slots=True, eq=False)
 class InFlightRequest:
-    """Implements `Sink` for one request. Owner: the run's Machine; the sink's methods begin a turn.
+    """Implements `Sink` for one request, on its way or ended. Owner: the run's Machine; the sink's methods begin a turn.
 
     waiting: who waits for it, and what each wants to be called with. `_said`: what was shown of it so far. `_counted_tokens`: those
     that the run's budget knows of.
@@ -55,7 +113,7 @@ class InFlightRequest:
     _machine: Machine
     _target: Target
     _request: Request
-    waiting: dict[Entry, tuple[WaitingCall, Callable[[Any], None]]] = field(default_factory=dict)
+    waiting: dict[Entry, tuple[ModelCall, Callable[[Any], None]]] = field(default_factory=dict)
     _started: bool = False
     _said: str = ""
     _result: Result | None = None
@@ -67,17 +125,17 @@ class InFlightRequest:
         """Whether another call may join: it waits for an end that others wait for, or there is a result."""
         return bool(self.waiting) or self._result is not None
 
-    def join(self, caller: WaitingCall, done: Callable[[Any], None]) -> None:
+    def join(self, caller: ModelCall, done: Callable[[Any], None]) -> None:
         """Wait for the result; what was missed so far is told at once."""
         entry = caller.entry
         self.waiting[entry] = (caller, done)
-        entry.stop = partial(self._leave, entry)
+        entry.stop = partial(self._withdraw, entry)
         if self._started:
             caller.on_started()
         if self._said:
             caller.on_text(self._said)
         if self._result is not None:
-            self._machine.totals.share(self._result)
+            self._machine.totals.add_shared(self._result)
             self._deliver(entry, _for_free(self._result))
 
     def started(self) -> None:
@@ -99,7 +157,7 @@ class InFlightRequest:
     def lost(self, tokens: int) -> None:
         """The request ended without a result after so many tokens had been computed for it."""
         with self._machine.turn():
-            self._machine.totals.lose(tokens)
+            self._machine.totals.add_lost(tokens)
 
     def done(self, result: Result | Exception) -> None:
         """The end: a result, or why there is none."""
@@ -116,7 +174,7 @@ class InFlightRequest:
             self._machine.totals.add(result)
             for place, entry in enumerate(tuple(self.waiting)):
                 if place:
-                    self._machine.totals.share(result)
+                    self._machine.totals.add_shared(result)
                 self._deliver(entry, _for_free(result) if place else result)
             if isinstance(result, GenerateResult):
                 self._machine.spend_tokens(result.generated_tokens - self._counted_tokens)
@@ -126,15 +184,15 @@ class InFlightRequest:
         entry.stop = None
         self._machine.attempt(entry, partial(done, result))
 
-    def _leave(self, entry: Entry, reason: str) -> None:
+    def _withdraw(self, entry: Entry, reason: str) -> None:
         self.waiting.pop(entry, None)
         if not self.waiting and not self._over:
-            self._machine.post(partial(self._target.cancel, [self._request.request_id], reason))
+            self._machine.defer(partial(self._target.cancel, [self._request.request_id], reason))
 
 
 def send(
     machine: Machine,
-    caller: WaitingCall,
+    caller: ModelCall,
     target: Target,
     request: Request,
     done: Callable[[Any], None],
@@ -147,8 +205,8 @@ def send(
         equal: what has to be the same for two requests to be one; None: this one is always its own.
     """
     key = None if equal is None else (target, equal)
-    equal_one: JoinableRequest | None = None if key is None else machine.equal_requests.get(key)
-    if equal_one is not None and equal_one.usable:
+    equal_one = None if key is None else machine.equal_requests.get(key)
+    if isinstance(equal_one, InFlightRequest) and equal_one.usable:
         machine.leases.unspend(target, request)
         equal_one.join(caller, done)
         return
@@ -156,7 +214,7 @@ def send(
     if key is not None:
         machine.equal_requests[key] = in_flight
     in_flight.join(caller, done)
-    machine.requests.setdefault(target, []).append((request, in_flight))
+    machine.requests.setdefault(target, []).append((request, in_flight, in_flight.waiting))
     machine.in_flight += 1
 
 
@@ -232,74 +290,3 @@ def _behind(text: str, constraint: ConstraintSpec | None) -> ConstraintSpec:
 def _touches(text: str, stop: str) -> bool:
     """Whether a match of `stop` could begin in `text`."""
     return stop in text or any(text.endswith(stop[:length]) for length in range(1, len(stop)))
-
-
-def distinct(choices: Sequence[str]) -> tuple[str, ...]:
-    """The choices, each once, at its first place.
-
-    Raises:
-        SpecError: there is none, or one is empty.
-    """
-    if not choices:
-        raise SpecError("a select without choices", hint="give at least one choice")
-    if "" in choices:
-        raise SpecError(
-            f"choice {list(choices).index('')} of the select is empty: an empty text has no tokens to compare",
-            hint="leave it out, or give it a word of its own such as 'none'",
-        )
-    return tuple(dict.fromkeys(choices))
-
-
-def scored(
-    choices: Sequence[str], ids: Sequence[tuple[int, ...]], result: ScoreResult, method: SelectMethod
-) -> tuple[ChoiceScore, ...]:
-    """Each choice with its score, in order. Scores are comparable within one select only."""
-    if any(math.isnan(logprob) for path in result.logprobs for logprob in path):
-        raise RunError("the model scored a choice as NaN", hint="check the model's weights and dtype")
-    unconditional = result.unconditional or ((),) * len(choices)
-    scores = (
-        _greedy(ids, result.logprobs)
-        if method == "greedy"
-        else [_score(path, free, method) for path, free in zip(result.logprobs, unconditional, strict=True)]
-    )
-    return tuple(
-        ChoiceScore(text=text, score=score, token_ids=path_ids, logprobs=tuple(path), unconditional=tuple(free))
-        for text, score, path_ids, path, free in zip(choices, scores, ids, result.logprobs, unconditional, strict=True)
-    )
-
-
-def best(scores: Sequence[ChoiceScore]) -> int:
-    """Index of the winner."""
-    return max(range(len(scores)), key=lambda i: (scores[i].score, -i))
-
-
-def _score(path: Sequence[float], free: Sequence[float], method: SelectMethod) -> float:
-    if method == "sum":
-        return math.fsum(path)
-    if method == "mean":
-        return math.fsum(path) / len(path)
-    return math.fsum(p - u for p, u in zip(path, free, strict=True)) / len(path)
-
-
-def _greedy(ids: Sequence[tuple[int, ...]], logprobs: Sequence[Sequence[float]]) -> list[float]:
-    """How many tokens each choice survived, and among survivors of the same length the last token's log-probability
-    as a fraction, so that the winner has the highest score.
-    """
-    survived = [0] * len(ids)
-    alive = list(range(len(ids)))
-    depth = 0
-    while alive:
-        longer = [i for i in alive if len(ids[i]) > depth]
-        if not longer:
-            break
-        top = max(logprobs[i][depth] for i in longer)
-        ended = [i for i in alive if len(ids[i]) == depth]
-        if ended and top <= math.log(0.5):
-            alive = ended
-            break
-        winner_id = next(ids[i][depth] for i in longer if logprobs[i][depth] == top)
-        alive = [i for i in longer if ids[i][depth] == winner_id]
-        depth += 1
-        for i in alive:
-            survived[i] = depth
-    return [float(survived[i]) + (0.5 if i in alive else 0.0) for i in range(len(ids))]

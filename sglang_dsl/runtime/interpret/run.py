@@ -1,8 +1,6 @@
-"""The Run: what the frontend sees of the interpreter.
+"""The Run: what the frontend sees of the interpreter, what each kind of node does in it, and the record that it leaves.
 
-What each kind of node does in a run: the whole interpreter on one page.
-
-What a run leaves behind.
+`KINDS` is the interpreter on one page: which function checks a node when it is taken, and which begins it.
 """
 
 from __future__ import annotations
@@ -34,16 +32,23 @@ from ...ir.nodes import (
     ToolNode,
 )
 from ...ir.record import RunRecord, plain_options
-from .branches import begin_fork, begin_join, check_fork, check_join
+from .branches import (
+    begin_fork,
+    begin_join,
+    begin_loop,
+    begin_map,
+    begin_switch,
+    check_fork,
+    check_join,
+    check_region,
+)
 from .calls import begin_gen, begin_select, check_gen, check_select
 from .entries import last_of, said_up_to
 from .machine import KindHandlers, Machine
 from .prompts import TargetPrompts
-from .regions import begin_loop, begin_map, begin_switch, check_region
 from .target import Target
 from .texts import begin_input, begin_return, begin_role, begin_text, check_input, check_role, check_text, refuse_break
-from .tools import begin_tool, check_tool
-from .user_calls import calling, waits_for_itself
+from .tools import begin_tool, calling, check_tool, waits_for_itself
 from .user_code import give_way
 
 if TYPE_CHECKING:
@@ -95,7 +100,7 @@ def record_of(machine: Machine) -> RunRecord:
         graph=Graph((e.node for e in entries if e.scope is machine.root), name=machine.spec.program).freeze(),
         outcomes={entry.id: entry.outcome for entry in entries if entry.outcome is not None},
         errors={entry.id: entry.error for entry in entries if entry.error is not None},
-        usage=machine.totals.usage(machine.now()),
+        usage=machine.totals.so_far(machine.now()),
         error=machine.error,
         options=plain_options(machine.spec.options),
         versions=_versions(machine),
@@ -166,7 +171,8 @@ class InterpretedRun:
 
     def await_on(self, loop: AbstractEventLoop) -> None:
         """The program is a coroutine of this event loop: what registered callables give to be awaited is awaited there."""
-        self._machine.user_code.await_on(loop)
+        with self._machine.turn():
+            self._machine.user_code.await_on(loop)
 
     def value(self, node_id: str) -> Future[Outcome]:
         """See `Run`. Nodes of sub-graphs are there once their region has begun. What would wait for itself has failed.
@@ -238,10 +244,10 @@ class InterpretedRun:
         machine = self._machine
         own = [entry for entry in machine.entries.values() if entry.scope.outer is None]
         summary = RunSummary(
-            usage=machine.totals.usage(machine.now()),
+            usage=machine.totals.so_far(machine.now()),
             seed=machine.seed,
             error=machine.error,
             text=said_up_to(last_of(own)).text,
         )
-        machine.post(partial(self._summary.set_result, summary))
+        machine.defer(partial(self._summary.set_result, summary))
         machine.emit(Event(kind="run_finished", error=machine.error, at_s=machine.now()))

@@ -1,7 +1,4 @@
-"""The kinds that only say something: texts, roles, inputs, returns.
-
-Pieces of Text nodes as text for the tokenizer.
-"""
+"""The kinds of nodes that need no model: texts, roles, inputs, returns, and breaks, which are refused."""
 
 from __future__ import annotations
 
@@ -18,11 +15,11 @@ from ...ir.specs import shown
 from ..text.tokenizer import MEASURED_FIRST, TextPiece
 from .entries import Entry
 from .machine import Machine
-from .user_calls import UserCalls, keep_context
+from .tools import UserCalls, keep_context
 from .user_code import UserCallResult
 
 
-def say(piece: Piece, lookup: Lookup) -> TextPiece:
+def rendered(piece: Piece, lookup: Lookup) -> TextPiece:
     """A piece of a Text node as text. Only Raw may hold control tokens."""
     match piece:
         case Plain(text):
@@ -70,7 +67,7 @@ def begin_text(machine: Machine, entry: Entry) -> None:
         return
     lookup = machine.lookup(entry)
     if all(is_data(lookup(piece.node_id)) for piece in text.pieces if type(piece) is Reference):
-        _finish_text(machine, entry, _said(text, lookup))
+        _finish_text(machine, entry, _rendered_all(text, lookup))
         return
 
     def answered(answers: Sequence[UserCallResult]) -> None:
@@ -81,11 +78,11 @@ def begin_text(machine: Machine, entry: Entry) -> None:
             raise RunError(f"what the text mentions cannot be written as JSON: it raised {said}") from error
         _finish_text(machine, entry, pieces)
 
-    UserCalls(machine, entry, [partial(_said, text, lookup)], answered, what=f"the text {entry.id!r}").begin()
+    UserCalls(machine, entry, [partial(_rendered_all, text, lookup)], answered, what=f"the text {entry.id!r}").begin()
 
 
-def _said(text: Text, lookup: Lookup) -> tuple[TextPiece, ...]:
-    return tuple(say(piece, lookup) for piece in text.pieces)
+def _rendered_all(text: Text, lookup: Lookup) -> tuple[TextPiece, ...]:
+    return tuple(rendered(piece, lookup) for piece in text.pieces)
 
 
 def _finish_text(machine: Machine, entry: Entry, pieces: tuple[TextPiece, ...]) -> None:

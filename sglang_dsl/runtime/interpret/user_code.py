@@ -23,7 +23,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextvars import Context
 from functools import partial
 from typing import Any, NamedTuple
@@ -71,7 +71,7 @@ def printable(text: str) -> str:
 
 
 class UserCall:
-    """One call of a function of the user. Owner of its marks: the UserCode that it was given to.
+    """One call of a function of the user: queued, at work or dropped. Owner of its marks: the UserCode that it was given to.
 
     Args:
         function: takes nothing; what it gives may be awaitable.
@@ -261,6 +261,11 @@ def give_way() -> None:
     leave: Callable[[], None] | None = getattr(_here, "leave", None)
     if leave is not None:
         leave()
+
+
+async def await_in(context: Context, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Await a coroutine in a context of its own, on the loop that runs."""
+    return await asyncio.get_running_loop().create_task(coroutine, context=context)
 
 
 async def _finish(call: UserCall, answer: Any) -> None:
