@@ -195,7 +195,9 @@ class Program(Generic[P, R]):
         """The text as it is written, in order: `for piece in prog.stream(...)`; `.of("name")` follows one name, in all
         branches. Also an async iterator. Leaving the loop early cancels the run.
         """
-        return self._stream(*self._split(args, kwargs))
+        args, kwargs, options = self._split(args, kwargs)
+        opened = partial(self._open, args, kwargs, options)
+        return Stream(opened, asynchronous=self.asynchronous, name=self.name)
 
     @overload
     async def arun(self, *args: P.args, **kwargs: P.kwargs) -> Result[R]: ...
@@ -331,9 +333,6 @@ class Program(Generic[P, R]):
             keep_failures=self.keep_failures,
         )
 
-    def _stream(self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions) -> Stream[R]:
-        return Stream(lambda: self._open(args, kwargs, options), asynchronous=self.asynchronous, name=self.name)
-
     async def _aexecute(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], options: RunOptions, batch: BatchItem | None = None
     ) -> Result[R]:
@@ -350,6 +349,11 @@ class Program(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<program {self.name} at {self.origin}>"
+
+
+def session_of(program: Program[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Session[R]:
+    """A run of a program, ready to be executed, with the options of its surroundings."""
+    return program._open(args, kwargs, settled(None))
 
 
 def _restored(root: Program[..., R], bound: Mapping[str, Any], method_of: object) -> Program[..., R]:

@@ -22,8 +22,8 @@ from ..bindings import ManualBinding
 from ..branches import Forked, JoinRequest, fork
 from ..call_sites import CallSite, CallSites, caller_origin
 from ..expressions import Chain, WholeTurn
-from ..program import Program
-from ..session import Result, settled, use
+from ..program import Program, session_of
+from ..session import Result, use
 from ..state import NamedSpan, OpenTurn, State, cursor_of
 from ..statement import say
 from ..stream import Chunk, Stream
@@ -309,7 +309,7 @@ class SglFunction:
             call = self._arguments(args, kwargs)
             if control.get("stream"):
                 return self._streamed(call)
-            session = self._program._open(*call, settled(None))
+            session = session_of(self._program, *call)
             finish = session.begin()
         if not _inside_body.get():
             return _state_of(finish(), raising=True)
@@ -361,7 +361,7 @@ class SglFunction:
         following = 0
         with self._surroundings(sampling, backend):
             results = run_all(
-                [partial(self._program._open, *call, settled(None)) for call in calls],
+                [partial(session_of, self._program, *call) for call in calls],
                 concurrency=concurrency,
                 progress=progress,
                 asynchronous=False,
@@ -374,7 +374,8 @@ class SglFunction:
                 following += 1
 
     def _streamed(self, call: Call) -> ProgramState:
-        stream = self._program._stream(*call, settled(None))
+        opened = partial(session_of, self._program, *call)
+        stream: Stream[Any] = Stream(opened, asynchronous=False, name=self.__name__)
         running = stream.begin()
         state = ProgramState(running.state)
         state.stream = stream
