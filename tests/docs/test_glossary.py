@@ -1,4 +1,4 @@
-"""One word per idea: no public class name stands twice in the package, and the glossary knows every file by its name."""
+"""One word per idea: no public class name stands twice, the glossary knows every file, and docstrings say something."""
 
 from __future__ import annotations
 
@@ -56,3 +56,14 @@ def test_glossary_has_each_term_once_and_in_one_line():
     terms = re.findall(r"^\* (\*\*[^*]+\*\*|`\w+`):", GLOSSARY, re.MULTILINE)
     assert len(terms) == len(set(terms))
     assert len(terms) == sum(line.startswith("* ") for line in GLOSSARY.splitlines())
+
+
+def test_no_docstring_only_points_elsewhere():
+    pointing = []
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Module)):
+                text = ast.get_docstring(node) or ""
+                if re.fullmatch(r"See (`[\w.]+`|the module)\.?", text):
+                    pointing.append(f"{path.relative_to(PACKAGE)}: {getattr(node, 'name', '')}")
+    assert pointing == []
