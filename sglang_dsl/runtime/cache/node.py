@@ -2,58 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .keys import TOKEN_BYTES, Namespace
+from .keys import Namespace
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class TreeNode:
     """A span of tokens below its parent. Only the tree changes it.
 
     lock: receipts that end here, and children that are locked. leased: likewise of leases.
     """
 
-    __slots__ = (
-        "children",
-        "created",
-        "end",
-        "hints",
-        "hits",
-        "key",
-        "last_access",
-        "leased",
-        "lock",
-        "namespace",
-        "pages",
-        "parent",
-        "parts",
-        "pending",
-        "priority",
-        "serial",
-        "writer",
-    )
-
-    def __init__(
-        self, namespace: Namespace, parent: TreeNode | None, key: bytes | bytearray, pages: list[int], serial: int
-    ) -> None:
-        self.namespace = namespace
-        self.parent = parent
-        self.key = key
-        self.pages = pages
-        self.parts: list[int] = []  # where, in pages, it was merged: its last part is evicted first
-        self.serial = serial
-        self.end: int = (parent.end if parent else 0) + len(key) // TOKEN_BYTES  # tokens from the root to here
-        self.children: dict[bytes, TreeNode] = {}
-        self.lock = 0
-        self.leased = 0  # kept by the LeaseTable
-        self.created = 0
-        self.last_access = 0  # itself, or a child that is gone: that of a node without children is exact
-        self.hits = 0  # requests that ended here, or below in a child that is gone
-        self.priority = 0
-        self.hints = 0  # known coming uses that hold no lock (demoted leases)
-        self.pending = False
-        self.writer = -1  # sequence whose step in flight fills a pending node
+    namespace: Namespace
+    parent: TreeNode | None
+    key: bytes | bytearray
+    pages: list[int]
+    serial: int
+    end: int  # tokens from the root to here
+    parts: list[int] = field(default_factory=list)  # where, in pages, it was merged: its last part is evicted first
+    children: dict[bytes, TreeNode] = field(default_factory=dict)
+    lock: int = 0
+    leased: int = 0  # kept by the LeaseTable
+    created: int = 0
+    last_access: int = 0  # itself, or a child that is gone: that of a node without children is exact
+    hits: int = 0  # requests that ended here, or below in a child that is gone
+    priority: int = 0
+    hints: int = 0  # known coming uses that hold no lock (demoted leases)
+    pending: bool = False
+    writer: int = -1  # sequence whose step in flight fills a pending node
 
     def __lt__(self, other: TreeNode) -> bool:
         return self.serial < other.serial

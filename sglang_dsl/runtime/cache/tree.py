@@ -127,7 +127,7 @@ class RadixTree:
             ids = ids.store.above or ()
         root = self.roots.get(namespace)
         if root is None:
-            root = self.roots[namespace] = TreeNode(namespace, None, b"", [], next(self._serials))
+            root = self.roots[namespace] = TreeNode(namespace, None, b"", [], next(self._serials), end=0)
         return root, []
 
     def overlap(self, node: TreeNode, key: bytes, limit_tokens: int) -> Overlap | None:
@@ -292,7 +292,8 @@ class RadixTree:
         return None if child is None or (child.pending and not pending) else child
 
     def _attach(self, parent: TreeNode, key: bytes, pages: list[int]) -> TreeNode:
-        node = TreeNode(parent.namespace, parent, key, pages, next(self._serials))
+        end = parent.end + len(pages) * self.page_size
+        node = TreeNode(parent.namespace, parent, key, pages, next(self._serials), end)
         node.created = node.last_access = next(self._clock)
         parent.children[key[: self._page_bytes]] = node
         self._nodes += 1
@@ -304,7 +305,8 @@ class RadixTree:
         if above is None:
             raise IntegrityError("a root cannot be split")
         cut = at // self._page_bytes
-        upper = TreeNode(node.namespace, above, node.key[:at], node.pages[:cut], next(self._serials))
+        end = above.end + cut * self.page_size
+        upper = TreeNode(node.namespace, above, node.key[:at], node.pages[:cut], next(self._serials), end)
         upper.lock, upper.leased = int(node.lock > 0), int(node.leased > 0)
         upper.created, upper.last_access, upper.priority = node.created, node.last_access, node.priority
         upper.pending, upper.writer = node.pending, node.writer

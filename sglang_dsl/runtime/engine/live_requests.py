@@ -10,15 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 from ...errors import CancelledError, DslError, EngineError
 from ...ir.execution import FinishReason, TokenScore
 from ..schedule.request import GenerateRequest, GenerateResult, Request, RequestUpdate, Result, ScoreResult, Sink
-from ..schedule.scheduler import Scheduler
 from ..text.output import OutputText
 from ..text.tokenizer import Tokenizer
 from .clock import Clock
 from .metrics import Faults, Metrics
+
+if TYPE_CHECKING:
+    from ..schedule.scheduler import Scheduler
 
 logger = logging.getLogger("sglang_dsl.engine")
 

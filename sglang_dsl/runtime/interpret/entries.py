@@ -141,10 +141,11 @@ def said_by(entries: Iterable[Entry]) -> PathText:
     """What entries say one after another, as one text; those that failed say nothing. A character is joined of what one model
     wrote only: what another wrote stands in its prompt as the text it was.
     """
+    told = [(entry, outcome) for entry in entries if (outcome := entry.outcome) is not None and outcome.text]
+    if not any(outcome.torn for _, outcome in told):
+        return PathText("".join([outcome.text for _, outcome in told]))
     said, wrote = PathText(), None
-    for entry in entries:
-        if (outcome := entry.outcome) is None or not outcome.text:
-            continue
+    for entry, outcome in told:
         torn, by = outcome.torn, None if entry.produced is None else entry.produced.target
         if torn is not None and torn.head and wrote is not None and by is not None and by is not wrote:
             torn = PartialCharacters(b"", torn.tail)

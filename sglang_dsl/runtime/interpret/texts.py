@@ -8,7 +8,20 @@ from functools import partial
 from ...errors import ContextLengthError, DslError, GraphError, RoleError, RunError
 from ...ir.execution import Outcome
 from ...ir.expressions import is_data
-from ...ir.nodes import Break, Input, Piece, Plain, Raw, Reference, Return, RoleBegin, RoleEnd, Text, is_role_word
+from ...ir.nodes import (
+    Break,
+    Constant,
+    Input,
+    Piece,
+    Plain,
+    Raw,
+    Reference,
+    Return,
+    RoleBegin,
+    RoleEnd,
+    Text,
+    is_role_word,
+)
 from ...ir.operations import text_of
 from ...ir.semantics import Lookup, evaluate, misfit
 from ...ir.specs import shown
@@ -153,7 +166,9 @@ def begin_input(machine: Machine, entry: Entry) -> None:
 def begin_return(machine: Machine, entry: Entry) -> None:
     """Everything it mentions is known."""
     if isinstance(entry.node, Return):
-        machine.finish(entry, Outcome(value=evaluate(entry.node.value, machine.lookup(entry))))
+        value = entry.node.value
+        known = value.value if isinstance(value, Constant) else evaluate(value, machine.lookup(entry))
+        machine.finish(entry, Outcome(value=known))
 
 
 def refuse_break(machine: Machine, entry: Entry) -> None:

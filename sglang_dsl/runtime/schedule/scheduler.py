@@ -326,7 +326,9 @@ class Scheduler:
         refuse_impossible(request, self.facts)
         self._next_id += 1
         task = self._score_task(request) if isinstance(request, ScoreRequest) else None
-        band = self.facts.band_of(len(request.prompt_ids)) if task is None else task.band
+        band = 0 if task is None else task.band
+        if task is None and self.facts.length_borders:
+            band = self.facts.band_of(len(request.prompt_ids))
         return Sequence(self._next_id, request, now, task, band=band, shares=self.config.prefix_cache)
 
     def _score_task(self, request: ScoreRequest) -> ScoreTask:
