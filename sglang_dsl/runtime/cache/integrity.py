@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from ...errors import IntegrityError
 from .keys import TOKEN_BYTES
-from .node import Receipt, TreeNode
+from .node import Holding, Receipt, TreeNode
 from .pages import PagePool, PageState
 from .prefix_cache import PrefixCache
 from .tree import RadixTree
-
-
-class Holding(NamedTuple):
-    """What a sequence believes it holds: `pages[:tree_pages]` are the tree's, the rest its own."""
-
-    owner: str
-    pages: Sequence[int]
-    tree_pages: int
-    receipt: Receipt | None
 
 
 def check(cache: PrefixCache, holdings: Iterable[Holding] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -80,3 +81,12 @@ class Inserted(NamedTuple):
     node: TreeNode
     existing: list[int]
     taken: int
+
+
+class Holding(NamedTuple):
+    """What a sequence believes it holds: `pages[:tree_pages]` are the tree's, the rest its own."""
+
+    owner: str
+    pages: Sequence[int]
+    tree_pages: int
+    receipt: Receipt | None

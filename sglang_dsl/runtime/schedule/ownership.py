@@ -30,9 +30,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..cache.integrity import Holding
 from ..cache.keys import TOKEN_BYTES, pack
-from ..cache.node import Receipt, TreeNode
+from ..cache.node import Holding, Receipt, TreeNode
 from ..cache.prefix_cache import PrefixCache
 from .request import GenerateRequest
 from .sequence import Edge, Sequence
