@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Data = dict[str, Any]
+AS_THEY_ARE = frozenset({str, int, bool, type(None)})
 UNSTORED = frozenset({"objects", "to_json", "accepted"})  # fields that only the run itself has
 
 
@@ -156,7 +157,7 @@ def _defaults(data_class: type[Any]) -> tuple[tuple[str, Any], ...]:
 
 def _written(value: Any, *, origins: bool = True) -> Any:
     """What a field of one of our dataclasses holds, as data."""
-    if value is None or isinstance(value, str | int):
+    if type(value) in AS_THEY_ARE:
         return value
     match value:
         case float():
