@@ -207,6 +207,8 @@ def _judged_parts(node: ast.AST) -> Iterator[ast.AST]:
             return  # the name of a type
         case ast.Call(func=ast.Name(id=name)) if name in TYPES_ONLY:
             return
+        case ast.keyword(arg="strict"):  # of zip: a guard against a fault of ours
+            return
     for name, value in ast.iter_fields(node):
         if name not in ("annotation", "returns", "decorator_list", "bases", "type_params"):
             yield from (

@@ -114,3 +114,13 @@ def test_pending_node_that_is_still_held_cannot_be_dropped(bench):
     assert it.cache.tree.insert_pending(client.receipt, pack((1, 2)), client.pages[:2], writer=1)
     with pytest.raises(IntegrityError, match="still used"):
         it.cache.tree.drop_pending()
+
+
+def test_check_of_leased_pages_counted_wrong_fails(bench):
+    it = bench()
+    it.put(1, 2)
+    it.cache.leases.open(it.namespace, pack((1, 2)), 1)
+    it.check()
+    it.cache.leases.leased_pages += 1
+    with pytest.raises(IntegrityError, match="counted as leased"):
+        it.check()

@@ -6,6 +6,7 @@ import pytest
 
 from sglang_dsl.errors import DeadlineError, SpecError
 from sglang_dsl.ir.specs import SamplingSpec
+from sglang_dsl.runtime.schedule.config import WorkerFacts
 from sglang_dsl.runtime.schedule.request import GenerateRequest
 
 PROMPT = tuple(range(20))
@@ -230,3 +231,11 @@ def test_score_asks_for_the_unconditional_scores_only_where_it_is_told_to(lab):
     assert it.progress["plain"][-1].scored[1] == ()
     assert len(it.progress["both"][-1].scored[1]) == 2
     it.expect_cold_outputs()
+
+
+@pytest.mark.parametrize(
+    ("borders", "bands"), [((), {1: 0, 9999: 0}), ((8, 16), {1: 0, 8: 0, 9: 1, 16: 1, 17: 2, 99: 2})]
+)
+def test_band_of_a_length_is_how_many_borders_it_is_past(borders, bands):
+    facts = WorkerFacts(num_pages=4, page_size=1, context_tokens=100, length_borders=borders)
+    assert {tokens: facts.band_of(tokens) for tokens in bands} == bands
