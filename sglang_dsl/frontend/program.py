@@ -177,7 +177,7 @@ class Program(Generic[P, R]):
     def attempt(self, *args: Any, **kwargs: Any) -> Result[R]:
         """Like `run`, but a run that fails, or that Ctrl-C ends, gives its Result: `error` says why."""
         session = self._open(*self._split(args, kwargs))
-        return session.execute_async() if self.asynchronous else session.execute()
+        return session.execute_async() if self.asynchronous else session.begin()()
 
     @overload
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Running[R]: ...

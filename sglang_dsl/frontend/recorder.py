@@ -177,7 +177,8 @@ class LiveRecorder:
         """Wait for the node and convert."""
         if isinstance(bound, LocalBinding):
             return bound.resolve(self.outcome)
-        return bound.finish(self._wait(bound.node_id, bound, timeout_s))
+        outcome = self._wait(bound.node_id, bound, timeout_s)
+        return outcome.value if type(bound) is NodeBinding and bound.convert is None else bound.finish(outcome)
 
     async def aread(self, bound: NodeBinding) -> Any:
         """Await the node and convert."""
