@@ -12,11 +12,11 @@ torch = pytest.importorskip("torch")
 from sglang_dsl.errors import EngineClosedError
 from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
 from sglang_dsl.runtime.schedule.step import (
-    Group,
     MirrorWrite,
     OpenSequence,
     PageCopy,
     Row,
+    RowGroup,
     SamplePoint,
     ScorePoint,
     StepPlan,
@@ -81,7 +81,7 @@ def test_worker_parent_and_children_in_one_step_equal_plain(worker: Any, plain_m
         rows.append(Row(i, suffix, 37, parent_pages[: full // size] + own, full))
         opens.append(opened(i, parent + suffix))
         samples.append(SamplePoint(i, len(suffix) - 1, i, 0))
-    levels = [[Group(1, 4, 0, full)]]
+    levels = [[RowGroup(1, 4, 0, full)]]
     result = worker.execute(StepPlan(0, rows, levels, mirrors=mirrors, opens=opens, samples=samples))
     tokens = {s.seq_id: [s.token_id] for s in result.samples}
     for step in range(5):  # all children decode together below the shared level
@@ -90,7 +90,7 @@ def test_worker_parent_and_children_in_one_step_equal_plain(worker: Any, plain_m
             for i, suffix in enumerate(suffixes, start=1)
         ]
         points = [SamplePoint(i - 1, 0, i, step + 1) for i in tokens]
-        result = worker.execute(StepPlan(step + 1, batch, [[Group(0, 3, 0, full)]], samples=points))
+        result = worker.execute(StepPlan(step + 1, batch, [[RowGroup(0, 3, 0, full)]], samples=points))
         for s in result.samples:
             tokens[s.seq_id].append(s.token_id)
     for i, suffix in enumerate(suffixes, start=1):

@@ -219,9 +219,6 @@ class PrefixCache:
         """Pages that so many tokens need."""
         return -(-tokens // self.page_size)
 
-    def note_use(self) -> int:
-        """How many pages requests and leases hold now: neither free nor evictable. The highest use is remembered."""
-        used = self.pool.num_pages - self.pool.free_pages - self.tree.evictable_pages
-        if used > self.peak_used_pages:
-            self.peak_used_pages = used
-        return used
+    def note_use(self) -> None:
+        """Remember the present use if it is the highest."""
+        self.peak_used_pages = max(self.peak_used_pages, self.pool.num_pages - self.available_pages)

@@ -167,8 +167,6 @@ def ordered(
 ) -> list[Sequence]:
     """The window of the queue in the order of admission."""
     window = list(islice(waiting.values(), WINDOW))
-    if len(window) < 2:
-        return window
     ranks = policy(window, tree)
     aged = [seq for seq in window if now - seq.arrived_s > aging_s]
     late = {seq.seq_id for seq in aged}

@@ -272,12 +272,6 @@ class Lifecycle:
         """The worker failed in the step that was to close these, perhaps before it did."""
         self.closes.extend(seq_ids)
 
-    def take_closes(self) -> tuple[int, ...]:
-        """What to close in the step that is written now."""
-        closes = tuple(self.closes)
-        self.closes.clear()
-        return closes
-
     def _leave(self, seq: Sequence) -> None:
         if self.decoding.pop(seq.seq_id, None) is not None:
             self.decode_batch = None

@@ -159,7 +159,13 @@ class Planner:
         stalled = life.running and self.steps - step < STALLED_STEPS and changes == life.changes
         if full or stalled or self._budget(builder) < size:
             return
-        for seq in ordered(self._policy, life.waiting, self._cache.tree, now, config.aging_s):
+        queue = life.waiting
+        order = (
+            ordered(self._policy, queue, self._cache.tree, now, config.aging_s)
+            if len(queue) > 1
+            else list(queue.values())
+        )
+        for seq in order:
             if self._budget(builder) < size:
                 return
             if life.prefilling and seq.shares and self._waits_for_sibling(seq, builder):
@@ -292,7 +298,8 @@ class Planner:
         life, least = self._life, self._config.cascade_min_tokens
         if life.decoding:
             self.ratio.decay()
-        closes = life.take_closes() if life.closes else ()
+        closes = tuple(life.closes)
+        life.closes.clear()
         if builder is not None and builder.chunks:
             for chunk in builder.chunks:
                 life.counters.computed_tokens += len(chunk.token_ids)

@@ -31,17 +31,13 @@ Limit = Literal["deadline", "waiting", "running"]
 
 
 class Scheduler:
-    """Decides what runs, and keeps the books of it. Raises only where it says so; shortage of memory is never an exception.
-
-    held_pages: what requests and leases held when the last step was planned.
-    """
+    """Decides what runs, and keeps the books of it. Raises only where it says so; shortage of memory is never an exception."""
 
     def __init__(self, config: SchedulerConfig, facts: WorkerFacts) -> None:
         _refuse_standstill(config, facts)
         self.config = config
         self.facts = facts
         self.cache = PrefixCache(facts.num_pages, facts.page_size, config.eviction)
-        self.held_pages = 0
         self._ownership = Ownership(self.cache)
         self._life = Lifecycle(self.cache, self._ownership)
         self._planner = Planner(config, self.cache, self._ownership, self._life)
@@ -74,7 +70,8 @@ class Scheduler:
             self._limit(request.deadline_s, seq, "deadline")
         if self.config.waiting_timeout_s is not None:
             self._limit(now + self.config.waiting_timeout_s, seq, "waiting")
-        self._verify()
+        if self.config.check_integrity:
+            self.check()
 
     def compiled(self, request_id: str) -> None:
         """The constraint of a request added as `compiling` is ready. Unknown and ended ids are ignored."""
@@ -118,14 +115,16 @@ class Scheduler:
         space = namespace.of_band(self.facts.band_of(len(prompt_ids)))
         key = prompt_ids.packed() if isinstance(prompt_ids, TokenIds) else pack(prompt_ids)
         lease = self.cache.leases.open(space, key, children, lease_id, ids=prompt_ids)
-        self._verify()
+        if self.config.check_integrity:
+            self.check()
         return lease
 
     def release(self, lease: LeaseId, children: int | None = None) -> None:
         """So many children of a lease will not come (None: end it). Unknown and ended leases are ignored."""
         self.cache.leases.count_down(lease, children)
         self._life.changes += 1
-        self._verify()
+        if self.config.check_integrity:
+            self.check()
 
     # Steps
 
@@ -143,10 +142,11 @@ class Scheduler:
         if running is not None:
             self._limit_running(running, now)
         self._in_flight = step
-        self._verify()
+        if self.config.check_integrity:
+            self.check()
         if step is None:
             return None
-        self.held_pages = self.cache.note_use()
+        self.cache.note_use()
         return step.plan
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestUpdate]:
@@ -166,7 +166,8 @@ class Scheduler:
                 ended = life.by_id.get(seq_id)
                 if ended is not None and ended.ending is not None:
                     life.end(ended, ended.ending)
-        self._verify()
+        if self.config.check_integrity:
+            self.check()
         return updates
 
     def abort_step(self, plan: StepPlan, error: Exception) -> list[RequestUpdate]:
@@ -182,7 +183,8 @@ class Scheduler:
         self._ownership.return_borrowed()
         self.cache.tree.drop_pending()
         life.counters.failed += len(updates)
-        self._verify()
+        if self.config.check_integrity:
+            self.check()
         return updates
 
     def _commit_chunks(self, step: InFlightStep, scores: Many[Scored], updates: list[RequestUpdate]) -> None:
@@ -271,11 +273,17 @@ class Scheduler:
         """Whether there is nothing to compute, to wait for or to report."""
         return not self._life.by_id and not self._ready and self._in_flight is None
 
+    @property
+    def held_pages(self) -> int:
+        """Pages that requests and leases hold now: neither free nor evictable."""
+        return self.cache.pool.num_pages - self.cache.available_pages
+
     def flush(self, namespace: Namespace | None = None) -> int:
         """Forget cached prefixes of a namespace (None: of all). What requests and leases hold stays. Returns pages freed."""
         freed = self.cache.flush(namespace)
         self._life.changes += 1
-        self._verify()
+        if self.config.check_integrity:
+            self.check()
         return freed
 
     def check(self) -> None:
@@ -359,7 +367,8 @@ class Scheduler:
             del self._life.by_request[seq.request_id]
         else:
             self._life.end(seq, keep_tokens)
-        self._verify()
+        if self.config.check_integrity:
+            self.check()
 
     def _limit(self, at: float, seq: Sequence, limit: Limit) -> None:
         heapq.heappush(self._limits, (at, seq.seq_id, limit))
@@ -368,10 +377,6 @@ class Scheduler:
         for seq_id, seq in self._life.prefilling.items():
             if seq_id not in before and seq.admitted_s == now and self.config.running_timeout_s is not None:
                 self._limit(now + self.config.running_timeout_s, seq, "running")
-
-    def _verify(self) -> None:
-        if self.config.check_integrity:
-            self.check()
 
 
 def _refuse_standstill(config: SchedulerConfig, facts: WorkerFacts) -> None:
