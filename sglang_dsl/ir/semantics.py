@@ -119,13 +119,16 @@ def replaced(value: T, translate: Translate, rename: Rename | None = None) -> T:
     return found  # type: ignore[no-any-return]  # of the same kind
 
 
+_PLAIN = re.compile(
+    r"(?:\W|\b(?:Any|ConstraintSpec|Decode|JoinMode|Json|None|Objects|Origin|Reasoning|Role|SamplingSpec|SelectMethod"
+    r"|bool|float|int|str|tuple)\b)*"
+)
+
+
 @cache
 def _referring_fields(kind: type) -> tuple[str, ...]:
-    """The fields of a kind of node that can hold a reference, by what their annotations name."""
-    return tuple(field.name for field in fields(kind) if _REFERRING.search(str(field.type)))
-
-
-_REFERRING = re.compile(r"\b(Expression|Reference|Piece|DictOf|Graph|Arm|Way)\b")
+    """The fields of a kind of node that can hold a reference: all whose annotations name more than plain data."""
+    return tuple(field.name for field in fields(kind) if not _PLAIN.fullmatch(str(field.type)))
 
 
 # --- what expressions are worth -----------------------------------------------------------------------------------------

@@ -8,7 +8,9 @@ from trial_runs import assert_same, breaks, everything, kinds
 from sglang_dsl import State, gen, program, select
 from sglang_dsl.errors import ExportError
 from sglang_dsl.frontend.tracing.explore import MAX_PATHS
+from sglang_dsl.frontend.tracing.items import ArmItems, Item, Region
 from sglang_dsl.ir.nodes import Constant, Gen, Operation, Plain, Reference, Return, Switch, Text
+from sglang_dsl.ir.semantics import mapped, references_of, renaming
 from sglang_dsl.ir.verify import findings, verify
 
 
@@ -426,3 +428,12 @@ def test_constants_that_differ_stand_in_the_arms() -> None:
     assert Plain("x") != Plain("y")
     assert [n.name for n in graph if isinstance(n, Gen)] == []
     assert_same(p, p.export())
+
+
+def test_what_a_region_refers_to_is_found_and_replaced_in_its_arms() -> None:
+    text = Text(id="t", pieces=(Reference("inner"), Plain("x")))
+    arm = ArmItems(("a",), (Item(None, text),), (("r", Reference("result")),))
+    region = Region(id="w", on=Reference("on"), ways=(arm,), control=("decided",))
+    assert {found.node_id for found in references_of(region)} == {"on", "inner", "result", "decided"}
+    moved = mapped(region, renaming({"inner": "other"}))
+    assert {found.node_id for found in references_of(moved)} == {"on", "other", "result", "decided"}
