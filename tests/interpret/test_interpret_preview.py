@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from fake_target import FakeTarget, FakeText
 
@@ -7,7 +10,7 @@ from sglang_dsl.errors import RoleError
 from sglang_dsl.ir.execution import RunSpec
 from sglang_dsl.ir.nodes import Fork, Gen, Node, Plain, Raw, Reference, RoleBegin, RoleEnd, Select, Text
 from sglang_dsl.ir.specs import RunOptions, SamplingSpec
-from sglang_dsl.runtime.backends.interpreted import preview
+from sglang_dsl.runtime.backends.interpreted import TargetMeter, preview
 from sglang_dsl.runtime.interpret.run import InterpretedRun
 
 PATH: list[Node] = [
@@ -60,3 +63,18 @@ def test_preview_refuses_roles_as_a_run_does() -> None:
         preview([RoleEnd(id="e", role="user")], {}, FakeText())
     with pytest.raises(RoleError, match="wizard"):
         preview([RoleBegin(id="e", role="wizard")], {}, FakeText())
+
+
+def test_one_meter_answers_many_threads_at_once_each_with_its_own_values() -> None:
+    target = FakeTarget()
+    meter, after_fork = TargetMeter(target), [*PATH[:6], Text(id="r", pieces=(Reference("q"),), context="f")]
+    given = [{"q": word} for word in ("zinc", "iron", "lead", "gold")] * 40
+    wanted = [preview(after_fork, values, target.text) for values in given]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(16) as threads:
+            found = list(threads.map(lambda values: meter.render(after_fork, values), given))
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == wanted

@@ -1,8 +1,7 @@
-"""The Executor over Targets: what `local` and `mock` hand to the frontend.
+"""What `local` and `mock` hand to the frontend: an Executor over Targets, and what can be said of prompts before a run.
 
-The prompt along a context path before anything has run: exact where the text is known, bounded where it is not.
-
-Seams: where two neighbouring stretches of a prompt are encoded apart, and what joint encoding would have given.
+`preview` is the prompt along a context path before anything has run: exact where the text is known, bounded where it is not.
+`seam_difference` says where two neighbouring segments are encoded apart, and what one encoding of both would have given.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from ...errors import RoleError, SpecError
 from ...ir.execution import ConstraintReport, Meter, Run, RunSpec, Segment, check_models_allowed, resolve
@@ -41,7 +40,7 @@ def preview(
     Raises:
         RoleError: the template refuses a role.
     """
-    draft = _Draft(text, values, encode or text.tokenizer.encode_segment)
+    draft = _PromptPreview(text, values, encode or text.tokenizer.encode_segment)
     for node in path:
         draft.add(node)
     draft.seam()
@@ -49,45 +48,46 @@ def preview(
 
 
 class Previews:
-    """Previews of many paths for one text model: what they have in common up to a fork is drafted once."""
+    """Previews of many paths for one text model: what they have in common up to a fork is put together once. Thread-safe."""
 
     def __init__(self, text: TextModel, encode: Encode) -> None:
         self._text = text
         self._encode = encode
-        self._values: dict[str, str] = {}
-        self._forks: dict[
-            int, tuple[list[Node], _Draft]
-        ] = {}  # by the identity of a fork: the path up to it, and its draft
+        self._known = _KnownForks({}, {})
 
     def of(self, path: Sequence[Node], values: Mapping[str, str]) -> tuple[Segment, ...]:
-        """The prompt along `path`, with the texts of nodes that are known; drafted once per fork."""
-        if values != self._values:
-            self._values, self._forks = dict(values), {}
+        """The preview of a path, see `preview`."""
+        known = self._known
+        if values != known.values:
+            known = self._known = _KnownForks(dict(values), {})
         nodes = list(path)
-        draft, begun = self._begun(nodes)
+        draft, begun = self._begun(nodes, known)
         for place in range(begun, len(nodes)):
             draft.add(nodes[place])
             if isinstance(nodes[place], Fork):
-                self._forks[id(nodes[place])] = (nodes[: place + 1], draft.copy())
+                known.forks[id(nodes[place])] = (nodes[: place + 1], draft.copy())
         draft.seam()
         return tuple(draft.segments)
 
-    def _begun(self, nodes: list[Node]) -> tuple[_Draft, int]:
-        """The draft of the longest beginning of a path that is known, and how many nodes that are."""
+    def _begun(self, nodes: list[Node], known: _KnownForks) -> tuple[_PromptPreview, int]:
+        """The preview of the longest beginning of a path that is known, and how many nodes that are."""
         for place in range(len(nodes) - 1, -1, -1):
-            if isinstance(nodes[place], Fork) and (known := self._forks.get(id(nodes[place]))) is not None:
-                before, draft = known
+            if isinstance(nodes[place], Fork) and (found := known.forks.get(id(nodes[place]))) is not None:
+                before, draft = found
                 if before == nodes[: place + 1]:
                     return draft.copy(), place + 1
-        return _Draft(self._text, self._values, self._encode), 0
+        return _PromptPreview(self._text, known.values, self._encode), 0
 
 
-class _Draft:
-    def copy(self) -> _Draft:
-        """The same at a seam, to go on apart."""
-        copy = _Draft(self._text, self._values, self._encode)
-        copy._bounds, copy._turns, copy.segments = dict(self._bounds), self._turns, list(self.segments)
-        return copy
+class _KnownForks(NamedTuple):
+    """What is known under the same values: by the identity of a fork, the path up to it and its preview, which is copied only."""
+
+    values: Mapping[str, str]
+    forks: dict[int, tuple[list[Node], _PromptPreview]]
+
+
+class _PromptPreview:
+    """A preview while its path is followed, node by node."""
 
     def __init__(self, text: TextModel, values: Mapping[str, str], encode: Encode) -> None:
         self._text = text
@@ -98,6 +98,12 @@ class _Draft:
         self._exact = True
         self._turns = Turns()
         self.segments: list[Segment] = []
+
+    def copy(self) -> _PromptPreview:
+        """The same at a seam, to go on apart."""
+        copy = _PromptPreview(self._text, self._values, self._encode)
+        copy._bounds, copy._turns, copy.segments = dict(self._bounds), self._turns, list(self.segments)
+        return copy
 
     def add(self, node: Node) -> None:
         """Append what a node says."""
