@@ -24,8 +24,7 @@ from ..ir.nodes import Fork, Join
 from ..ir.specs import MOST_BRANCHES, JoinMode, shown
 from .bindings import LIST_MODES, JoinBinding, NodeBinding
 from .call_sites import CallSite, caller_origin
-from .cursor import Cursor
-from .data import areturned, returned
+from .cursor import Cursor, areturned, returned
 from .expressions import Handle, Joined, Lazy
 from .greenlets import MAP_HINT, check_plain, is_async, no_coroutine
 from .outputs import check_takes_value

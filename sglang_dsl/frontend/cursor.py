@@ -25,12 +25,12 @@ from ..ir.nodes import Expression as DataExpression
 from ..ir.outcome import PathText
 from .bindings import Bindings, LocalBinding, NodeBinding
 from .call_sites import CallSite, CallSites, caller_origin
-from .expressions import Handle, Lazy
+from .data import Find, TemplateText, mentions_in, read_mention, replaced, resolved_mention
+from .expressions import Chain, Handle, Lazy, LazyText, Mention
 
 if TYPE_CHECKING:
     from .tools import Tool
 
-Find: TypeAlias = Callable[[Handle[Any]], NodeBinding]  # what a handle stands for; raises UnknownNameError
 Body: TypeAlias = Callable[["Cursor"], Any]  # of an arm or a loop, called where it appends
 SILENT = frozenset({"fork", "return", "input", "tool"})  # node kinds that add no text
 MOST_PATH_CHARACTERS = 64  # of a branch path in node ids: of deeper nesting a digest stands for what lies above
@@ -341,3 +341,44 @@ def _shortened(path: str) -> str:
     if len(path) <= MOST_PATH_CHARACTERS:
         return path
     return "h" + hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
+
+
+def value_of(mention: Any, cursor: Cursor) -> Any:
+    """The value of what stands for one inside data, where the cursor stands; waits for it.
+
+    Raises:
+        ProgramError: it stands for no value. UnknownNameError: a handle that was not appended.
+    """
+    found = resolved_mention(mention, cursor.find, caller_origin())
+    if not isinstance(found, NodeBinding):
+        return read_mention(found, cursor.recorder.outcome)
+    value = cursor.recorder.read(found)
+    return value_of(value, cursor) if isinstance(value, Lazy) else value
+
+
+async def avalue_of(mention: Any, cursor: Cursor) -> Any:
+    """`value_of`, without blocking the event loop."""
+    found = resolved_mention(mention, cursor.find, caller_origin())
+    for part in found.parts if isinstance(found, TemplateText) else (found,):
+        if isinstance(part, NodeBinding) and not isinstance(part, LocalBinding):
+            await cursor.recorder.aread(part)
+    return value_of(mention, cursor)
+
+
+_APPENDED = (Handle, Mention, Chain)  # lazy values are used like their values, so they stay what they are
+
+
+def returned(value: Any, branch: Cursor) -> Any:
+    """What the body of a map returns, with the values of the handles and mentions in it that its branch has appended."""
+    return replaced(value, _APPENDED, lambda found: value_of(found, branch) if _is_of(found, branch) else found)
+
+
+async def areturned(value: Any, branch: Cursor) -> Any:
+    """`returned`, without blocking the event loop."""
+    mentions = [found for found in mentions_in(value, _APPENDED, set()) if _is_of(found, branch)]
+    values = {id(mention): await avalue_of(mention, branch) for mention in mentions}
+    return replaced(value, _APPENDED, lambda mention: values.get(id(mention), mention))
+
+
+def _is_of(mention: Any, branch: Cursor) -> bool:
+    return not isinstance(mention, LazyText) and (not isinstance(mention, Handle) or mention in branch.line.handles)

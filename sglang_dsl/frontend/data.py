@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from ..errors import GraphError, Origin, ProgramError
 from ..ir.execution import Outcome
@@ -20,14 +20,11 @@ from ..ir.expressions import MAX_DATA_DEPTH
 from ..ir.nodes import Concat, Constant, DictOf, Expression, ListOf, Operation, Piece, Plain, Reference
 from ..ir.operations import apply_all, jsonable, text_of
 from .bindings import LocalBinding, NodeBinding
-from .call_sites import caller_origin
 from .conversion import Conversion, fields_of, is_exact
-from .expressions import Chain, Handle, Lazy, LazyText, Mention
-
-if TYPE_CHECKING:
-    from .cursor import Cursor, Find
+from .expressions import Chain, Handle, Lazy, Mention
 
 Outcomes: TypeAlias = Callable[[str], Outcome]
+Find: TypeAlias = Callable[[Handle[Any]], NodeBinding]  # what a handle stands for; raises UnknownNameError
 
 MENTIONS = (Lazy, Mention, Handle, Chain)
 _CONTAINERS = (list, tuple, set, frozenset, dict)
@@ -283,47 +280,6 @@ def read_mention(mention: NodeBinding | TemplateText | Reference, outcomes: Outc
     if isinstance(mention, LocalBinding):
         return mention.resolve(outcomes)
     return mention.finish(outcomes(mention.node_id))
-
-
-def value_of(mention: Any, cursor: Cursor) -> Any:
-    """The value of what stands for one inside data, where the cursor stands; waits for it.
-
-    Raises:
-        ProgramError: it stands for no value. UnknownNameError: a handle that was not appended.
-    """
-    found = resolved_mention(mention, cursor.find, caller_origin())
-    if not isinstance(found, NodeBinding):
-        return read_mention(found, cursor.recorder.outcome)
-    value = cursor.recorder.read(found)
-    return value_of(value, cursor) if isinstance(value, Lazy) else value
-
-
-async def avalue_of(mention: Any, cursor: Cursor) -> Any:
-    """`value_of`, without blocking the event loop."""
-    found = resolved_mention(mention, cursor.find, caller_origin())
-    for part in found.parts if isinstance(found, TemplateText) else (found,):
-        if isinstance(part, NodeBinding) and not isinstance(part, LocalBinding):
-            await cursor.recorder.aread(part)
-    return value_of(mention, cursor)
-
-
-_APPENDED = (Handle, Mention, Chain)  # lazy values are used like their values, so they stay what they are
-
-
-def returned(value: Any, branch: Cursor) -> Any:
-    """What the body of a map returns, with the values of the handles and mentions in it that its branch has appended."""
-    return replaced(value, _APPENDED, lambda found: value_of(found, branch) if _is_of(found, branch) else found)
-
-
-async def areturned(value: Any, branch: Cursor) -> Any:
-    """`returned`, without blocking the event loop."""
-    mentions = [found for found in mentions_in(value, _APPENDED, set()) if _is_of(found, branch)]
-    values = {id(mention): await avalue_of(mention, branch) for mention in mentions}
-    return replaced(value, _APPENDED, lambda mention: values.get(id(mention), mention))
-
-
-def _is_of(mention: Any, branch: Cursor) -> bool:
-    return not isinstance(mention, LazyText) and (not isinstance(mention, Handle) or mention in branch.line.handles)
 
 
 def holds_mention(value: Any) -> bool:

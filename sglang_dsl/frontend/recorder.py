@@ -21,8 +21,8 @@ from ..ir.semantics import same, taken_by
 from ..ir.specs import DEFAULT_MAX_DEPTH
 from .bindings import LocalBinding, NodeBinding
 from .call_sites import CallSite, CallSites, caller_origin
-from .cursor import Body, Cursor, Find, Line
-from .data import Template, argument_of_value, data_of_value
+from .cursor import Body, Cursor, Line
+from .data import Find, Template, argument_of_value, data_of_value
 from .expressions import Handle
 from .greenlets import no_coroutine, run_concurrently, wait
 

@@ -35,8 +35,8 @@ from ..ir.nodes import Constant, Join, Return
 from ..ir.specs import SAMPLING_NAMES, Backend, RunOptions, SamplingOptions, spelled
 from .bindings import Bindings
 from .call_sites import CallSites, caller_origin
-from .cursor import Cursor, Line
-from .data import MENTIONS, avalue_of, mentions_in, replaced, resolved_mention, value_of
+from .cursor import Cursor, Line, avalue_of, value_of
+from .data import MENTIONS, mentions_in, replaced, resolved_mention
 from .expressions import Expression, Handle
 from .greenlets import on_some_stack, wait
 from .recorder import SCALARS, LiveRecorder

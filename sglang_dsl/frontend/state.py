@@ -19,8 +19,8 @@ from ..ir.nodes import ToolNode as ToolNode
 from .bindings import JoinBinding, LocalBinding, NodeBinding, SpanBinding, history
 from .branches import Branches, fork
 from .call_sites import CallSite, caller_origin
-from .cursor import SILENT, Body, Cursor
-from .data import avalue_of, json_pieces, merged, value_of
+from .cursor import SILENT, Body, Cursor, avalue_of, value_of
+from .data import json_pieces, merged
 from .expressions import Handle, Lazy, Mention, TurnBegin, TurnEnd
 from .greenlets import MAP_HINT, check_plain, is_async, on_some_stack
 from .statement import Statement, commit, say

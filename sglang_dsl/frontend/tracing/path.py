@@ -33,8 +33,8 @@ from ...ir.nodes import (
 )
 from ..bindings import LocalBinding, NodeBinding, SpanBinding
 from ..call_sites import CallSite, CallSites, user_origin
-from ..cursor import Body, Cursor, Find
-from ..data import Writer, json_constant, object_constant
+from ..cursor import Body, Cursor
+from ..data import Find, Writer, json_constant, object_constant
 from ..expressions import Handle
 from ..greenlets import on_some_stack
 from ..session import settled
