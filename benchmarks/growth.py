@@ -33,7 +33,7 @@ from sglang_dsl.ir.record import load_record, save_record
 from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.ir.text_format import parse, print_graph
 from sglang_dsl.ir.verify import verify
-from sglang_dsl.runtime.backends.mock.executor import MockExecutor, mock
+from sglang_dsl.runtime.backends.mock import MockExecutor, mock
 from sglang_dsl.runtime.text.jinja_template import JinjaTemplate
 from sglang_dsl.runtime.text.tokenizer import ChatTemplate
 

@@ -26,8 +26,8 @@ from .bindings import LIST_MODES, JoinBinding, NodeBinding
 from .call_sites import CallSite, caller_origin
 from .cursor import Cursor, areturned, returned
 from .expressions import Handle, Joined, Lazy
-from .greenlets import MAP_HINT, check_plain, is_async, no_coroutine
 from .outputs import check_takes_value
+from .recorder import MAP_HINT, check_plain, is_async, no_coroutine
 from .statement import Statement, commit, push
 
 T = TypeVar("T")

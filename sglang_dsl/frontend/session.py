@@ -38,8 +38,7 @@ from .call_sites import CallSites, caller_origin
 from .cursor import Cursor, Line, avalue_of, value_of
 from .data import MENTIONS, mentions_in, replaced, resolved_mention
 from .expressions import Expression, Handle
-from .greenlets import on_some_stack, wait
-from .recorder import SCALARS, LiveRecorder
+from .recorder import SCALARS, LiveRecorder, on_some_stack, wait
 from .state import State
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from .call_sites import CallSite, caller_origin
 from .cursor import SILENT, Body, Cursor, avalue_of, value_of
 from .data import json_pieces, merged
 from .expressions import Handle, Lazy, Mention, TurnBegin, TurnEnd
-from .greenlets import MAP_HINT, check_plain, is_async, on_some_stack
+from .recorder import MAP_HINT, check_plain, is_async, on_some_stack
 from .statement import Statement, commit, say
 from .tools import ObjectTool, Tool, tool_of
 

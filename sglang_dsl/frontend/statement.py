@@ -9,6 +9,7 @@ from inspect import iscoroutine
 from typing import Any
 
 from ..errors import BranchError, CancelledError, Origin, ProgramError, RoleError, SpecError, TraceError
+from ..ir.analysis import warn_of_blanks
 from ..ir.nodes import (
     Fork,
     Gen,
@@ -24,7 +25,6 @@ from ..ir.nodes import (
     Text,
     is_role_word,
 )
-from ..ir.prompts import warn_of_blanks
 from ..ir.specs import SamplingSpec, shown
 from .bindings import JoinBinding, NodeBinding
 from .call_sites import CallSite

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING
 
-from .analysis import calls_of, critical_path, sibling_groups, waves
+from .analysis import PrefixFinding, blanks, calls_of, critical_path, lint, rendered, seams, sibling_groups, waves
 from .execution import Meter, Outcome, Segment
 from .graph import Graph, main_line
 from .nodes import Break, Constant, Gen, ListOf, Loop, Map, ModelCall, Node, Select, subgraphs
-from .prompts import PrefixFinding, blanks, lint, rendered, seams
 from .semantics import every_node
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pytest
 from sglang_dsl.errors import CancelledError, EngineClosedError
 from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.runtime.engine.border import EngineConfig
-from sglang_dsl.runtime.engine.clock import WallClock
+from sglang_dsl.runtime.engine.metrics import WallClock
 
 
 def sampling(tokens):

@@ -9,7 +9,7 @@ import pytest
 from sglang_dsl.errors import DeadlineError, SpecError
 from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
 from sglang_dsl.runtime.engine.border import EngineConfig
-from sglang_dsl.runtime.engine.clock import VirtualClock, WallClock
+from sglang_dsl.runtime.engine.metrics import VirtualClock, WallClock
 
 
 def test_time_deadline_in_decode_fails_the_request_and_frees_it(lab):

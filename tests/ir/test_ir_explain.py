@@ -3,6 +3,7 @@
 from word_meter import WordMeter
 
 from sglang_dsl.errors import Origin
+from sglang_dsl.ir.analysis import lint
 from sglang_dsl.ir.execution import Meta, Outcome
 from sglang_dsl.ir.explain import cost, explain
 from sglang_dsl.ir.graph import Graph
@@ -22,7 +23,6 @@ from sglang_dsl.ir.nodes import (
     Switch,
     Text,
 )
-from sglang_dsl.ir.prompts import lint
 from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
 
 RUBRIC = " Judge by these rules: " + "be strict, be fair, be brief, " * 6

@@ -6,8 +6,8 @@ import pytest
 from word_meter import WordMeter
 
 from sglang_dsl import State, gen, program, select, user
+from sglang_dsl.ir.analysis import seams
 from sglang_dsl.ir.explain import explain
-from sglang_dsl.ir.prompts import seams
 from sglang_dsl.testing import mock
 
 

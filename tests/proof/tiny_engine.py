@@ -12,8 +12,8 @@ from canary import CanaryWorker
 
 from sglang_dsl.runtime.backends.local.worker import TorchWorker
 from sglang_dsl.runtime.engine.border import EngineConfig
-from sglang_dsl.runtime.engine.clock import VirtualClock
 from sglang_dsl.runtime.engine.engine import Engine
+from sglang_dsl.runtime.engine.metrics import VirtualClock
 from sglang_dsl.runtime.model.load import serve
 from sglang_dsl.runtime.model.options import ModelOptions
 from sglang_dsl.runtime.sample.grammar import GrammarPool

@@ -11,7 +11,7 @@ from text_files import byte_level_metadata, write_gguf
 from sglang_dsl.errors import MissingExtraError
 from sglang_dsl.runtime.text.jinja_template import JinjaTemplate
 from sglang_dsl.runtime.text.load import load_text
-from sglang_dsl.runtime.text.stops import compile_stop_regex
+from sglang_dsl.runtime.text.output import compile_stop_regex
 
 
 def test_loading_without_the_engine_extra_names_the_command(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sglang_dsl.errors import SpecError
 from sglang_dsl.ir.specs import SamplingSpec
-from sglang_dsl.runtime.text import stops as stops_module
+from sglang_dsl.runtime.text import output as stops_module
 from sglang_dsl.runtime.text.output import Ending, OutputText
 from sglang_dsl.runtime.text.stop_patterns import MAX_STATES, PatternAutomaton, PatternSearch, automaton
 from sglang_dsl.runtime.text.tokenizer import PieceTokenizer

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
+from ..analysis import rendered
 from ..execution import Meter, Outcome, Segment
 from ..graph import Graph
 from ..nodes import Gen, Join, ModelCall, Node, Plain, Raw, Reference, Select, Text, data_of
 from ..outcome import PathText
-from ..prompts import rendered
 from ..specs import spelled
 from .labels import Names, missing_of, names_of, notes, printable, show, show_reference, title, ways, ways_taken
 from .picture import folded_forks

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .eviction import POLICIES, EvictionName
 from .keys import TOKEN_BYTES, Namespace
 from .node import Match, Receipt, TreeNode
-from .pages import PagePool
+from .pages import POLICIES, EvictionName, PagePool
 from .tree import RadixTree
 
 

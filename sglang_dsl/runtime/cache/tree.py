@@ -25,9 +25,9 @@ from itertools import count
 from weakref import WeakKeyDictionary
 
 from ...errors import IntegrityError
-from .eviction import EvictionPolicy, EvictionQueue, lru
 from .keys import TOKEN_BYTES, Namespace, TokenIds, TokenStore, common_bytes
 from .node import Inserted, Match, Overlap, Receipt, TreeNode
+from .pages import EvictionPolicy, EvictionQueue, lru
 
 REMEMBERED_BRANCHINGS = 32  # so many branchings up, a remembered path of the prompt is looked for
 REMEMBERED_NODES = 8  # the path of a prompt is remembered if its match passed so many nodes

@@ -40,9 +40,9 @@ from ..schedule.request import (
     Sink,
     TargetInfo,
 )
-from ..text.stops import finders
+from ..text.output import finders
 from ..text.tokenizer import Tokenizer, check_fits, with_bos
-from .clock import Clock
+from .metrics import Clock
 from .worker import WorkerInfo
 
 Item: TypeAlias = tuple[Request, Sink]

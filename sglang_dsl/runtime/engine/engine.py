@@ -45,9 +45,8 @@ from .border import (
     known_options,
     refusable,
 )
-from .clock import Clock, WallClock
 from .loop import Command, EngineLoop, EngineThread
-from .metrics import EngineSnapshot, Health
+from .metrics import Clock, EngineSnapshot, Health, WallClock
 from .streams import PendingResult, TextStream
 from .worker import Worker, WorkerInfo
 

@@ -17,8 +17,7 @@ from ...ir.execution import FinishReason, TokenScore
 from ..schedule.request import GenerateRequest, GenerateResult, Request, RequestUpdate, Result, ScoreResult, Sink
 from ..text.output import OutputText
 from ..text.tokenizer import Tokenizer
-from .clock import Clock
-from .metrics import Faults, Metrics
+from .metrics import Clock, Faults, Metrics
 
 if TYPE_CHECKING:
     from ..schedule.scheduler import Scheduler

@@ -29,9 +29,8 @@ from ..schedule.step import StepPlan, StepResult
 from ..text.output import OutputText
 from ..text.tokenizer import Tokenizer
 from .border import EngineConfig
-from .clock import Clock
 from .live_requests import LiveRequest, LiveRequests
-from .metrics import EngineSnapshot, Faults, Metrics
+from .metrics import Clock, EngineSnapshot, Faults, Metrics
 from .worker import Worker
 
 Command: TypeAlias = Callable[[], None]

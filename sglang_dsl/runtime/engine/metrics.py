@@ -1,26 +1,85 @@
 """How an engine is doing: counters and histograms, what went wrong, health, and all of it for Prometheus.
 
 The engine's loop keeps the figures and notes the faults; others read frozen snapshots of them.
+
+The one clock deadlines, aging and timestamps read. Virtual in the mock, so tests of time take none.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
 from ...errors import DslError, EngineError, IntegrityError, MissingExtraError
 from ..schedule.request import SchedulerSnapshot
-from .clock import Clock
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
     from prometheus_client.registry import Collector
+
+
+class Clock(Protocol):
+    """Where time comes from."""
+
+    def now(self) -> float:
+        """Seconds, monotonic."""
+
+    def advance(self, seconds: float) -> None:
+        """A step took `seconds`: real clocks ignore it, virtual ones move."""
+
+    def rest(self, until_s: float | None, *, jump: bool) -> float | None:
+        """How many real seconds to sleep until `until_s` (None: until something happens).
+
+        A virtual clock goes to `until_s` at once and answers 0, but only with `jump`: nothing else that takes real
+        time (a compiling constraint) is under way. Otherwise it answers None.
+        """
+
+
+class WallClock:
+    """`time.monotonic`."""
+
+    def now(self) -> float:
+        """Seconds."""
+        return time.monotonic()
+
+    def advance(self, seconds: float) -> None:
+        """Real time passes by itself."""
+
+    def rest(self, until_s: float | None, *, jump: bool) -> float | None:
+        """The time left."""
+        return None if until_s is None else max(until_s - self.now(), 0.0)
+
+
+class VirtualClock:
+    """Moves only when told to. Moved by the engine's thread; any thread may read it."""
+
+    def __init__(self, start_s: float = 0.0) -> None:
+        self._now_s = start_s
+
+    def now(self) -> float:
+        """Seconds."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Move on. Raises ValueError for a step back."""
+        if seconds < 0:
+            raise ValueError(f"time cannot go back by {-seconds} s")
+        self._now_s += seconds
+
+    def rest(self, until_s: float | None, *, jump: bool) -> float | None:
+        """Go there at once, with `jump`."""
+        if until_s is None or not jump:
+            return None
+        self._now_s = max(self._now_s, until_s)
+        return 0.0
+
 
 logger = logging.getLogger("sglang_dsl.engine")
 SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -20,9 +20,9 @@ from functools import partial
 from typing import Any
 
 from ...errors import DslError, SpecError
+from ...ir.analysis import blank_finding, choices_of
 from ...ir.execution import Event
 from ...ir.nodes import Gen, Reasoning, RoleBegin, Select, Text
-from ...ir.prompts import blank_finding, choices_of
 from ...ir.specs import ConstraintSpec
 from ..cache.keys import AlikeIds, TokenIds
 from ..constrain.regex import literal

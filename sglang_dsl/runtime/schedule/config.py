@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from ...errors import SpecError
 from ...ir.specs import MOST_TOKENS, flag, number, whole
-from ..cache.eviction import POLICIES, EvictionName
+from ..cache.pages import POLICIES, EvictionName
 
 PolicyName = Literal["fcfs", "longest_prefix", "depth_first", "priority"]
 
