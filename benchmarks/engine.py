@@ -23,10 +23,9 @@ from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.runtime.cache.pages import PagePool
 from sglang_dsl.runtime.cache.prefix_cache import LeaseTable
 from sglang_dsl.runtime.cache.tree import RadixTree
-from sglang_dsl.runtime.schedule.config import SchedulerConfig, WorkerFacts
 from sglang_dsl.runtime.schedule.request import GenerateRequest
 from sglang_dsl.runtime.schedule.scheduler import Scheduler
-from sglang_dsl.runtime.schedule.step import Sampled, StepPlan, StepResult
+from sglang_dsl.runtime.schedule.step import Sampled, SchedulerConfig, StepPlan, StepResult, WorkerFacts
 from sglang_dsl.runtime.text.output import OutputText
 from sglang_dsl.runtime.text.tokenizer import PieceTokenizer
 

@@ -16,8 +16,7 @@ from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
 from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.engine.metrics import VirtualClock
-from sglang_dsl.runtime.engine.worker import WorkerInfo
-from sglang_dsl.runtime.schedule.step import Sampled, StepPlan, StepResult
+from sglang_dsl.runtime.schedule.step import Sampled, StepPlan, StepResult, WorkerInfo
 from sglang_dsl.runtime.text.tokenizer import ChatMlTemplate, ChatTemplate, PieceTokenizer, Tokenizer
 
 PREFIX_TOKENS = 3000

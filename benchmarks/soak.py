@@ -36,8 +36,7 @@ from sglang_dsl.runtime.backends.mock.calls import Call
 from sglang_dsl.runtime.backends.mock.worker import MockText, MockTokenizer
 from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
-from sglang_dsl.runtime.engine.worker import WorkerInfo
-from sglang_dsl.runtime.schedule.step import Sampled, SamplePoint, Scored, StepPlan, StepResult
+from sglang_dsl.runtime.schedule.step import Sampled, SamplePoint, Scored, StepPlan, StepResult, WorkerInfo
 
 PREAMBLE = " ".join(f"rule{i}" for i in range(300))
 PROGRAMS_PER_ROUND = 60

@@ -49,7 +49,7 @@ GROUPS: tuple[tuple[str, str, str], ...] = (
     ),
     ("The engine", "sglang_dsl.runtime.engine.engine", "Engine"),
     ("Options of the engine", "sglang_dsl.runtime.engine.border", "EngineConfig"),
-    ("Options of the scheduler, which are the engine's too", "sglang_dsl.runtime.schedule.config", "SchedulerConfig"),
+    ("Options of the scheduler, which are the engine's too", "sglang_dsl.runtime.schedule.step", "SchedulerConfig"),
     ("Options of a model", "sglang_dsl.runtime.model.options", "ModelOptions"),
     ("Pictures", "sglang_dsl.ir.draw", "draw"),
     ("Records", "sglang_dsl.ir.record", "RunRecord save_record load_record"),

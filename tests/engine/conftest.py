@@ -16,9 +16,17 @@ from sglang_dsl.ir.specs import ConstraintSpec, SamplingSpec
 from sglang_dsl.runtime.engine.border import EngineConfig
 from sglang_dsl.runtime.engine.engine import Engine
 from sglang_dsl.runtime.engine.metrics import Clock, VirtualClock
-from sglang_dsl.runtime.engine.worker import WorkerInfo
 from sglang_dsl.runtime.schedule.request import GenerateRequest, Request, Result
-from sglang_dsl.runtime.schedule.step import OpenSequence, Row, Sampled, SamplePoint, Scored, StepPlan, StepResult
+from sglang_dsl.runtime.schedule.step import (
+    OpenSequence,
+    Row,
+    Sampled,
+    SamplePoint,
+    Scored,
+    StepPlan,
+    StepResult,
+    WorkerInfo,
+)
 from sglang_dsl.runtime.text.tokenizer import PieceTokenizer
 
 Piece = str | bytes | int

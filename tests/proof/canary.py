@@ -11,8 +11,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from sglang_dsl.ir.specs import ConstraintSpec
-from sglang_dsl.runtime.engine.worker import Worker
-from sglang_dsl.runtime.schedule.step import Row, StepPlan, StepResult
+from sglang_dsl.runtime.schedule.step import Row, StepPlan, StepResult, Worker
 
 Fault = Callable[[StepPlan], StepPlan | None]
 

@@ -13,10 +13,9 @@ import pytest
 
 from sglang_dsl.ir.specs import SamplingSpec
 from sglang_dsl.runtime.cache.keys import Namespace
-from sglang_dsl.runtime.schedule.config import SchedulerConfig, WorkerFacts
 from sglang_dsl.runtime.schedule.request import GenerateRequest, RequestUpdate, ScoreRequest
 from sglang_dsl.runtime.schedule.scheduler import Scheduler
-from sglang_dsl.runtime.schedule.step import Sampled, Scored, StepPlan, StepResult
+from sglang_dsl.runtime.schedule.step import Sampled, SchedulerConfig, Scored, StepPlan, StepResult, WorkerFacts
 
 VOCAB = 50
 

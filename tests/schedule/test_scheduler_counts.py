@@ -6,8 +6,8 @@ import pytest
 
 from sglang_dsl.errors import DeadlineError, SpecError
 from sglang_dsl.ir.specs import SamplingSpec
-from sglang_dsl.runtime.schedule.config import WorkerFacts
 from sglang_dsl.runtime.schedule.request import GenerateRequest
+from sglang_dsl.runtime.schedule.step import WorkerFacts
 
 PROMPT = tuple(range(20))
 

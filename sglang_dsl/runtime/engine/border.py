@@ -28,7 +28,6 @@ from ...ir.specs import (
     whole,
 )
 from ..cache.keys import Namespace, TokenIds
-from ..schedule.config import SchedulerConfig
 from ..schedule.request import (
     BranchOrder,
     GenerateRequest,
@@ -40,10 +39,10 @@ from ..schedule.request import (
     Sink,
     TargetInfo,
 )
+from ..schedule.step import SchedulerConfig, WorkerInfo
 from ..text.output import finders
 from ..text.tokenizer import Tokenizer, check_fits, with_bos
 from .metrics import Clock
-from .worker import WorkerInfo
 
 Item: TypeAlias = tuple[Request, Sink]
 

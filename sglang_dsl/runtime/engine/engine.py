@@ -25,9 +25,9 @@ from ...errors import DslError, EngineClosedError, EngineError, SpecError
 from ...ir.execution import ConstraintReport, check_models_allowed, on_loop
 from ...ir.specs import ConstraintSpec, SamplingSpec, entries
 from ..cache.keys import Namespace
-from ..schedule.config import WorkerFacts
 from ..schedule.request import GenerateRequest, GenerateResult, LeaseId, Request, ScoreResult, Sink, TargetInfo
 from ..schedule.scheduler import Scheduler
+from ..schedule.step import Worker, WorkerFacts, WorkerInfo
 from ..text.tokenizer import TextModel
 from .border import (
     GENERATE_OPTIONS,
@@ -48,7 +48,6 @@ from .border import (
 from .loop import Command, EngineLoop, EngineThread
 from .metrics import Clock, EngineSnapshot, Health, WallClock
 from .streams import PendingResult, TextStream
-from .worker import Worker, WorkerInfo
 
 Auditor: TypeAlias = Callable[[ConstraintSpec], ConstraintReport]
 T = TypeVar("T")

@@ -25,13 +25,12 @@ from ...errors import CancelledError, EngineClosedError, EngineError, IntegrityE
 from ..cache.keys import Namespace
 from ..schedule.request import GenerateRequest, LeaseId, Request, RequestUpdate, Sink
 from ..schedule.scheduler import Scheduler
-from ..schedule.step import StepPlan, StepResult
+from ..schedule.step import StepPlan, StepResult, Worker
 from ..text.output import OutputText
 from ..text.tokenizer import Tokenizer
 from .border import EngineConfig
 from .live_requests import LiveRequest, LiveRequests
 from .metrics import Clock, EngineSnapshot, Faults, Metrics
-from .worker import Worker
 
 Command: TypeAlias = Callable[[], None]
 logger = logging.getLogger("sglang_dsl.engine")

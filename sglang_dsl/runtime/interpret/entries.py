@@ -155,12 +155,24 @@ def said_by(entries: Iterable[Entry]) -> PathText:
 
 
 def said_up_to(last: Entry | None, root: Entry | None = None) -> PathText:
-    """The text of a context path down to `last`, from behind `root` or from its beginning; without what has failed."""
+    """What a context path down to `last` says, from behind `root` or from its beginning; without what has failed."""
+    return said_by(_path(last, root))
+
+
+def text_up_to(last: Entry | None) -> str:
+    """The text of a context path from its beginning down to `last`."""
+    path = _path(last, None)
+    outcomes = [outcome for entry in path if (outcome := entry.outcome) is not None]
+    torn = any(outcome.torn for outcome in outcomes)
+    return said_by(path).text if torn else "".join([outcome.text for outcome in outcomes])
+
+
+def _path(last: Entry | None, root: Entry | None) -> list[Entry]:
     path: list[Entry] = []
     while last is not None and last is not root:
         path.append(last)
         last = last.context
-    return said_by(reversed(path))
+    return path[::-1]
 
 
 def last_of(entries: Iterable[Entry]) -> Entry | None:

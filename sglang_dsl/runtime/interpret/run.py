@@ -43,13 +43,13 @@ from .branches import (
     check_region,
 )
 from .calls import begin_gen, begin_select, check_gen, check_select
-from .entries import last_of, said_up_to
+from .entries import last_of, text_up_to
 from .machine import KindHandlers, Machine
 from .prompts import TargetPrompts
 from .target import Target
 from .texts import begin_input, begin_return, begin_role, begin_text, check_input, check_role, check_text, refuse_break
 from .tools import begin_tool, calling, check_tool, waits_for_itself
-from .user_code import give_way
+from .user_code import here
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -130,7 +130,7 @@ class InterpretedRun:
     """
 
     def __init__(self, spec: RunSpec, targets: Mapping[str | None, Target], *, share_equal: bool = True) -> None:
-        give_way()
+        _give_way()
         models = {alias: TargetPrompts(target, spec.options.namespace) for alias, target in targets.items()}
         self._machine = Machine(spec, models, KINDS, share_equal=share_equal)
         self._summary: Future[RunSummary] = Future()
@@ -180,7 +180,7 @@ class InterpretedRun:
         Raises:
             GraphError: no such node was appended.
         """
-        give_way()
+        _give_way()
         with self._machine.turn():
             entry = self._machine.entries.get(node_id)
             if entry is None:
@@ -247,7 +247,16 @@ class InterpretedRun:
             usage=machine.totals.so_far(machine.now()),
             seed=machine.seed,
             error=machine.error,
-            text=said_up_to(last_of(own)).text,
+            text=text_up_to(last_of(own)),
         )
         machine.defer(partial(self._summary.set_result, summary))
         machine.emit(Event(kind="run_finished", error=machine.error, at_s=machine.now()))
+
+
+def _give_way() -> None:
+    """Called where user code is about to wait for a run. If it is on a worker's thread, its place goes to the next call: so a
+    judge never keeps others from being asked, and programs that call each other cannot wait for each other's workers.
+    """
+    leave: Callable[[], None] | None = getattr(here, "leave", None)
+    if leave is not None:
+        leave()

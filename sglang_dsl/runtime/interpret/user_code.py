@@ -34,7 +34,7 @@ WORKERS = 8  # per run: enough to overlap slow services, few enough not to drown
 LOOP_PATIENCE_S = 0.1  # a loop that has not cancelled a task by then is blocked by what runs on it
 
 _log = logging.getLogger(__name__)
-_here = threading.local()  # `leave` on a worker's thread: how its call gives up its place
+here = threading.local()  # `leave` on a worker's thread: how its call gives up its place
 
 SAID_CHARACTERS = 2000  # of what a call raised, in messages
 
@@ -163,7 +163,7 @@ class UserCode:
         while (call := self._queue.get()) is not None:
             with self._lock:
                 call.placed = True
-            _here.leave = partial(self._give_way, call)
+            here.leave = partial(self._give_way, call)
             self._run(call)
             with self._lock:
                 if not call.placed:
@@ -252,15 +252,6 @@ class UserCode:
                 return
             self._own_loop = None
         own.close()
-
-
-def give_way() -> None:
-    """Called where user code is about to wait for a run. If it is on a worker's thread, its place goes to the next call: so a
-    judge never keeps others from being asked, and programs that call each other cannot wait for each other's workers.
-    """
-    leave: Callable[[], None] | None = getattr(_here, "leave", None)
-    if leave is not None:
-        leave()
 
 
 async def await_in(context: Context, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -20,9 +20,9 @@ from typing import Protocol, TypeAlias
 from ...errors import CapacityError, ContextLengthError, SpecError
 from ..cache.node import TreeNode
 from ..cache.tree import RadixTree
-from .config import PolicyName, WorkerFacts
 from .request import Request, ScoreRequest
 from .sequence import Sequence
+from .step import PolicyName, WorkerFacts
 
 INITIAL_RATIO = 0.7
 LOWEST_RATIO = 0.1

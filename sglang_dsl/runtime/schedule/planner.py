@@ -10,9 +10,9 @@ from ...errors import CapacityError
 from ..cache.keys import TOKEN_BYTES, common_bytes
 from ..cache.prefix_cache import PrefixCache
 from .admission import INITIAL_RATIO, POLICIES, NewTokenRatio, ordered, reserved_pages
-from .config import SchedulerConfig
 from .ownership import Lifecycle, Ownership
 from .sequence import Sequence, TokenChunk
+from .step import SchedulerConfig
 from .step_builder import DecodeBatch, InFlightStep, PartialPage, StepBuilder
 
 WORTH_WAITING_TOKENS = 32  # a sibling's unfinished prefix is waited for if it saves at least so many

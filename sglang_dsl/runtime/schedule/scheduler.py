@@ -19,12 +19,11 @@ from ..cache import integrity
 from ..cache.keys import Namespace, TokenIds, pack
 from ..cache.prefix_cache import PrefixCache
 from .admission import refuse_impossible
-from .config import SchedulerConfig, WorkerFacts
 from .ownership import Lifecycle, Ownership
 from .planner import Planner
 from .request import LeaseId, Logprobs, Request, RequestUpdate, SchedulerSnapshot, ScoreRequest
 from .sequence import ScoreTask, Sequence
-from .step import Sampled, Scored, StepPlan, StepResult
+from .step import Sampled, SchedulerConfig, Scored, StepPlan, StepResult, WorkerFacts
 from .step_builder import InFlightStep, ScoreTarget
 
 Limit = Literal["deadline", "waiting", "running"]

@@ -14,11 +14,10 @@ from ....errors import DslError, EngineClosedError
 from ....ir.execution import TokenScore
 from ....ir.specs import ConstraintSpec
 from ....kernels.attention import ExtraWrite, QueryRow, SharedKeys, plan_step
-from ...engine.worker import WorkerInfo
 from ...model.adapter import Copy, PackedTokens, PoolCounters
 from ...model.load import LoadedModel
 from ...sample.sampler import ConstraintCompiler, Draw, SampledSequence, logprobs, sample, token_score
-from ...schedule.step import OpenSequence, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult
+from ...schedule.step import OpenSequence, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult, WorkerInfo
 from ...text.tokenizer import Tokenizer
 
 

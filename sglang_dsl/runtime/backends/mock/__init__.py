@@ -20,9 +20,9 @@ from ...constrain.compile import audit
 from ...engine.border import EngineConfig
 from ...engine.engine import Engine
 from ...engine.metrics import VirtualClock
-from ...engine.worker import WorkerInfo
 from ...interpret.target import ForwardingTarget
 from ...schedule.request import Request, Result, ScoreRequest, ScoreResult, Sink
+from ...schedule.step import WorkerInfo
 from ...text.tokenizer import ChatTemplate
 from ..interpreted import InterpretedExecutor
 from .calls import Call, CallLog, Calls, Piece, Reply, echo, pieces, token_logprob, valid

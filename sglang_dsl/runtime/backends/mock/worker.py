@@ -17,8 +17,17 @@ from ....ir.execution import TokenScore
 from ....ir.specs import ConstraintSpec
 from ...cache.keys import TokenIds, TokenStore
 from ...constrain.compile import CompiledConstraint, PythonMatcher, compile_constraint
-from ...engine.worker import WorkerInfo
-from ...schedule.step import OpenSequence, Row, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult
+from ...schedule.step import (
+    OpenSequence,
+    Row,
+    Sampled,
+    SamplePoint,
+    Scored,
+    ScorePoint,
+    StepPlan,
+    StepResult,
+    WorkerInfo,
+)
 from ...text.tokenizer import END_OF_TEXT, TURN_END, TURN_START, ChatMlTemplate, ChatTemplate, PieceTokenizer, Tokenizer
 from .calls import SCORED_CONTEXT, Piece, Reply, token_logprob
 
