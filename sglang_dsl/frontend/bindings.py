@@ -353,3 +353,6 @@ class Bindings(Generic[K]):
 
     def __iter__(self) -> Iterator[K]:
         return iter([key for key, _ in self.items()])
+
+
+Find: TypeAlias = Callable[[Any], NodeBinding]  # what a handle stands for; raises UnknownNameError

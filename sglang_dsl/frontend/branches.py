@@ -24,11 +24,11 @@ from ..ir.nodes import Fork, Join
 from ..ir.specs import MOST_BRANCHES, JoinMode, shown
 from .bindings import LIST_MODES, JoinBinding, NodeBinding
 from .call_sites import CallSite, caller_origin
-from .cursor import Cursor, areturned, returned
+from .cursor import Cursor
 from .expressions import Handle, Joined, Lazy
+from .greenlets import MAP_HINT, check_plain, is_async, no_coroutine
 from .outputs import check_takes_value
-from .recorder import MAP_HINT, check_plain, is_async, no_coroutine
-from .statement import Statement, commit, push
+from .statement import Statement, areturned, commit, push, returned
 
 T = TypeVar("T")
 R = TypeVar("R")

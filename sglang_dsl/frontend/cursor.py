@@ -23,10 +23,9 @@ from ..ir.graph import Graph
 from ..ir.nodes import DictOf, Node, Objects, Piece, RoleBegin, RoleEnd
 from ..ir.nodes import Expression as DataExpression
 from ..ir.outcome import PathText
-from .bindings import Bindings, LocalBinding, NodeBinding
+from .bindings import Bindings, Find, LocalBinding, NodeBinding
 from .call_sites import CallSite, CallSites, caller_origin
-from .data import Find, TemplateText, mentions_in, read_mention, replaced, resolved_mention
-from .expressions import Chain, Handle, Lazy, LazyText, Mention
+from .expressions import Handle, Lazy
 
 if TYPE_CHECKING:
     from .tools import Tool
@@ -341,44 +340,3 @@ def _shortened(path: str) -> str:
     if len(path) <= MOST_PATH_CHARACTERS:
         return path
     return "h" + hashlib.blake2b(path.encode(), digest_size=8).hexdigest()
-
-
-def value_of(mention: Any, cursor: Cursor) -> Any:
-    """The value of what stands for one inside data, where the cursor stands; waits for it.
-
-    Raises:
-        ProgramError: it stands for no value. UnknownNameError: a handle that was not appended.
-    """
-    found = resolved_mention(mention, cursor.find, caller_origin())
-    if not isinstance(found, NodeBinding):
-        return read_mention(found, cursor.recorder.outcome)
-    value = cursor.recorder.read(found)
-    return value_of(value, cursor) if isinstance(value, Lazy) else value
-
-
-async def avalue_of(mention: Any, cursor: Cursor) -> Any:
-    """`value_of`, without blocking the event loop."""
-    found = resolved_mention(mention, cursor.find, caller_origin())
-    for part in found.parts if isinstance(found, TemplateText) else (found,):
-        if isinstance(part, NodeBinding) and not isinstance(part, LocalBinding):
-            await cursor.recorder.aread(part)
-    return value_of(mention, cursor)
-
-
-_APPENDED = (Handle, Mention, Chain)  # lazy values are used like their values, so they stay what they are
-
-
-def returned(value: Any, branch: Cursor) -> Any:
-    """What the body of a map returns, with the values of the handles and mentions in it that its branch has appended."""
-    return replaced(value, _APPENDED, lambda found: value_of(found, branch) if _is_of(found, branch) else found)
-
-
-async def areturned(value: Any, branch: Cursor) -> Any:
-    """`returned`, without blocking the event loop."""
-    mentions = [found for found in mentions_in(value, _APPENDED, set()) if _is_of(found, branch)]
-    values = {id(mention): await avalue_of(mention, branch) for mention in mentions}
-    return replaced(value, _APPENDED, lambda mention: values.get(id(mention), mention))
-
-
-def _is_of(mention: Any, branch: Cursor) -> bool:
-    return not isinstance(mention, LazyText) and (not isinstance(mention, Handle) or mention in branch.line.handles)

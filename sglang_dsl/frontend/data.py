@@ -19,12 +19,11 @@ from ..ir.execution import Outcome
 from ..ir.expressions import MAX_DATA_DEPTH
 from ..ir.nodes import Concat, Constant, DictOf, Expression, ListOf, Operation, Piece, Plain, Reference
 from ..ir.operations import apply_all, jsonable, text_of
-from .bindings import LocalBinding, NodeBinding
+from .bindings import Find, LocalBinding, NodeBinding
 from .conversion import Conversion, fields_of, is_exact
 from .expressions import Chain, Handle, Lazy, Mention
 
 Outcomes: TypeAlias = Callable[[str], Outcome]
-Find: TypeAlias = Callable[[Handle[Any]], NodeBinding]  # what a handle stands for; raises UnknownNameError
 
 MENTIONS = (Lazy, Mention, Handle, Chain)
 _CONTAINERS = (list, tuple, set, frozenset, dict)

@@ -15,7 +15,7 @@ from ..ir.graph import Graph
 from ..ir.specs import RunOptions
 from .batch import BATCH_CONCURRENCY, Interrupted, arun_all, calls_of, run_all
 from .call_sites import CallSites, caller_origin
-from .recorder import on_some_stack
+from .greenlets import on_some_stack
 from .session import Result, Session, settled, use
 from .state import State, cursor_of, nested
 from .stream import Running, Stream

@@ -35,11 +35,13 @@ from ..ir.nodes import Constant, Join, Return
 from ..ir.specs import SAMPLING_NAMES, Backend, RunOptions, SamplingOptions, spelled
 from .bindings import Bindings
 from .call_sites import CallSites, caller_origin
-from .cursor import Cursor, Line, avalue_of, value_of
+from .cursor import Cursor, Line
 from .data import MENTIONS, mentions_in, replaced, resolved_mention
 from .expressions import Expression, Handle
-from .recorder import SCALARS, LiveRecorder, on_some_stack, wait
+from .greenlets import on_some_stack, wait
+from .recorder import SCALARS, LiveRecorder
 from .state import State
+from .statement import avalue_of, value_of
 
 if TYPE_CHECKING:
     from ..ir.draw import Drawing, Format

@@ -19,11 +19,11 @@ from ..ir.nodes import ToolNode as ToolNode
 from .bindings import JoinBinding, LocalBinding, NodeBinding, SpanBinding, history
 from .branches import Branches, fork
 from .call_sites import CallSite, caller_origin
-from .cursor import SILENT, Body, Cursor, avalue_of, value_of
+from .cursor import SILENT, Body, Cursor
 from .data import json_pieces, merged
 from .expressions import Handle, Lazy, Mention, TurnBegin, TurnEnd
-from .recorder import MAP_HINT, check_plain, is_async, on_some_stack
-from .statement import Statement, commit, say
+from .greenlets import MAP_HINT, check_plain, is_async, on_some_stack
+from .statement import Statement, avalue_of, commit, say, value_of
 from .tools import ObjectTool, Tool, tool_of
 
 T = TypeVar("T")

@@ -26,9 +26,10 @@ from ..ir.nodes import (
     is_role_word,
 )
 from ..ir.specs import SamplingSpec, shown
-from .bindings import JoinBinding, NodeBinding
-from .call_sites import CallSite
+from .bindings import JoinBinding, LocalBinding, NodeBinding
+from .call_sites import CallSite, caller_origin
 from .cursor import Cursor, Line
+from .data import TemplateText, mentions_in, read_mention, replaced, resolved_mention
 from .expressions import (
     Chain,
     Deferred,
@@ -37,6 +38,7 @@ from .expressions import (
     Handle,
     Image,
     Lazy,
+    LazyText,
     Mention,
     RawText,
     Selection,
@@ -380,3 +382,44 @@ def _no_text(value: object, origin: Origin) -> ProgramError:
         hint=hint,
         origin=origin,
     )
+
+
+def value_of(mention: Any, cursor: Cursor) -> Any:
+    """The value of what stands for one inside data, where the cursor stands; waits for it.
+
+    Raises:
+        ProgramError: it stands for no value. UnknownNameError: a handle that was not appended.
+    """
+    found = resolved_mention(mention, cursor.find, caller_origin())
+    if not isinstance(found, NodeBinding):
+        return read_mention(found, cursor.recorder.outcome)
+    value = cursor.recorder.read(found)
+    return value_of(value, cursor) if isinstance(value, Lazy) else value
+
+
+async def avalue_of(mention: Any, cursor: Cursor) -> Any:
+    """`value_of`, without blocking the event loop."""
+    found = resolved_mention(mention, cursor.find, caller_origin())
+    for part in found.parts if isinstance(found, TemplateText) else (found,):
+        if isinstance(part, NodeBinding) and not isinstance(part, LocalBinding):
+            await cursor.recorder.aread(part)
+    return value_of(mention, cursor)
+
+
+_APPENDED = (Handle, Mention, Chain)  # lazy values are used like their values, so they stay what they are
+
+
+def returned(value: Any, branch: Cursor) -> Any:
+    """What the body of a map returns, with the values of the handles and mentions in it that its branch has appended."""
+    return replaced(value, _APPENDED, lambda found: value_of(found, branch) if _is_of(found, branch) else found)
+
+
+async def areturned(value: Any, branch: Cursor) -> Any:
+    """`returned`, without blocking the event loop."""
+    mentions = [found for found in mentions_in(value, _APPENDED, set()) if _is_of(found, branch)]
+    values = {id(mention): await avalue_of(mention, branch) for mention in mentions}
+    return replaced(value, _APPENDED, lambda mention: values.get(id(mention), mention))
+
+
+def _is_of(mention: Any, branch: Cursor) -> bool:
+    return not isinstance(mention, LazyText) and (not isinstance(mention, Handle) or mention in branch.line.handles)

@@ -31,12 +31,12 @@ from ...ir.nodes import (
     Select,
     Text,
 )
-from ..bindings import LocalBinding, NodeBinding, SpanBinding
+from ..bindings import Find, LocalBinding, NodeBinding, SpanBinding
 from ..call_sites import CallSite, CallSites, user_origin
 from ..cursor import Body, Cursor
-from ..data import Find, Writer, json_constant, object_constant
+from ..data import Writer, json_constant, object_constant
 from ..expressions import Handle
-from ..recorder import on_some_stack
+from ..greenlets import on_some_stack
 from ..session import settled
 from .control_flow import follow_loop, follow_map, follow_switch, value_of
 from .items import BodyStopped, Chooser, Decision, Group, Line, ModelAnswers, way_out
