@@ -1,14 +1,12 @@
-"""What the graph says ahead of a run: which calls can run together, and what takes longest.
+"""What a graph says ahead of a run: which calls can run together, what takes longest, and what can be said of its prompts.
 
-All of it is networkx over the dependencies: what has to exist before a node can run. Sub-graphs are looked at through
-the node that holds them.
+The first is networkx over the dependencies: what has to exist before a node can run. Sub-graphs are looked at through the node that
+holds them. Prompts are rendered by a model's meter.
 
-The prompt of every node of a graph, as a model's meter renders it, and what can be said about prompts before a run.
-
-Seams: places where encoding both sides together would give other tokens, before a choice and where a branch begins. What a
+Seams are places where encoding both sides together would give other tokens, before a choice and where a branch begins. What a
 call will write is not known, so the seams around generated text are left out. A turn's marker never merges.
 
-The prefix linter: text that calls could share, and do not because something different stands before it. A prefix is shared up
+The prefix linter finds text that calls could share, and do not because something different stands before it. A prefix is shared up
 to the first token that differs. Constant text behind a value, or behind words that differ from branch to branch, is computed
 again for every call; moved in front of them it is computed once.
 """

@@ -1,15 +1,5 @@
-"""The pool of pages as integers: which are free, which belong to a request, which to the tree.
-
-    free --allocate--> request --give--> tree
-      ^                   |                |
-      +-------- free -----+------ free ----+
-
-The tensors behind the numbers live with the model. One thread owns a pool; the first that uses it.
-
-Which unlocked leaf of the tree goes first: the policies, and the queue that finds the first one.
-
-A policy is a key: smaller goes earlier. Keys of one node only grow while it waits (recency, hits and priority do), so
-the heap may hold outdated, too small keys: an entry is trusted only if its key is still the node's.
+"""The pool of pages as integers: which are free, which belong to a request, which to the tree; and eviction, that is which unlocked leaf
+of the tree gives its pages back first: policies behind one protocol, and the queue that finds the first one.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import ConstraintError
 from .grammar import LIMITS, Schema, refused
-from .regex import validator_of
+from .schema_validator import validator_of
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 MAX_MAGNITUDE = 10**100  # of a numeric bound

@@ -1,8 +1,7 @@
-"""How an engine is doing: counters and histograms, what went wrong, health, and all of it for Prometheus.
+"""How an engine is doing: counters and histograms, what went wrong, health, and all of it for Prometheus. The engine's loop keeps the
+figures and notes the faults; others read frozen snapshots of them.
 
-The engine's loop keeps the figures and notes the faults; others read frozen snapshots of them.
-
-The one clock deadlines, aging and timestamps read. Virtual in the mock, so tests of time take none.
+Here is also the one clock that deadlines, aging and timestamps read. It is virtual in the mock, so tests of time take none.
 """
 
 from __future__ import annotations

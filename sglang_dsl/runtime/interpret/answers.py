@@ -27,7 +27,7 @@ from ...ir.nodes import Gen
 from ...ir.outcome import Accepted, ChoiceScore
 from ...ir.specs import ConstraintSpec, SelectMethod, shown
 from ..constrain.compile import compile_constraint
-from ..constrain.regex import validator_of_text
+from ..constrain.schema_validator import validator_of_text
 from ..schedule.request import ScoreResult
 from .user_code import printable
 

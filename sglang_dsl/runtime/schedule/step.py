@@ -1,17 +1,5 @@
-"""One step between scheduler and worker, as integers: what to run, and what came out.
-
-Rows stand in depth-first order of the prefix tree. A row computes `token_ids` at positions start, start+1, ...; its page
-table covers [0, start + len(token_ids)). Every layer first scatters all new K/V of the step into the pool, then attends,
-so a row may read what a row of the same step writes (design.md, 5.3).
-
-    positions      0 ........ a ............ b ........ start ..... end
-    level 0        |==========|                                        shared by a group of rows, not causal
-    level 1                   |==============|                         shared by a smaller group, not causal
-    the row's own                            |=========|###########|   causal, over its own page table
-
-The Worker protocol: what turns a StepPlan into a StepResult.
-
-What a scheduler is told once: its limits, and the facts of the worker it plans for.
+"""Between scheduler and worker, as integers: what a step is to run, what came out, and who runs it (the Worker protocol). The scheduler is
+told once what its limits are and which worker it plans for.
 """
 
 from __future__ import annotations

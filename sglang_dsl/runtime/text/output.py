@@ -1,6 +1,4 @@
-"""The text of one generated sequence: from token ids to what may be shown, up to where it stops.
-
-Where generated text stops: strings and regular expressions, found in bytes as they arrive.
+"""The text of one generated sequence: from token ids to what may be shown, up to where it stops; and stops, found in bytes as they arrive.
 
 Matching is on bytes, because a token may be a part of a character: a half character can then neither match nor be
 shown, and a replacement character that only stands for invalid bytes cannot match a stop that contains one.

@@ -1,6 +1,4 @@
-"""The mock backend: the real engine with a scripted model, a cost model and virtual seconds. No torch.
-
-The mock backend: the engine of production, with a scripted model and virtual time.
+"""The mock backend: the engine of production with a scripted model, a cost model and virtual seconds. No torch.
 
 In front of its engine stands a Target that logs every request, looks up its reply, lays that out for the worker, and hands the request
 to the engine as it is.
