@@ -231,16 +231,20 @@ def _unreadable(data: Any, where: str, error: ValidationError) -> FormatError:
     unknown = [each for each in found if each["type"] == "extra_forbidden" and each["loc"][:-1] == first["loc"][:-1]]
     place, at = "", data
     for step in first["loc"][:-1] if first in unknown else first["loc"]:
-        if not (isinstance(at, dict) and step in at) and not (isinstance(at, list) and isinstance(step, int)):
-            break  # behind what is in the data stand names of pydantic's own
-        at = at[step]  # type: ignore[index]  # an index of a list, or a key of a dict
+        if not (step in at if isinstance(at, dict) else isinstance(at, list) and step in range(len(at))):
+            break  # behind what is in the data stand names of pydantic's own, and what is missing
+        at = at[step]  # an index of a list, or a key of a dict
         place += f"[{step}]" if isinstance(step, int) else f"{'.' if place else ', field '}{step}"
     if first in unknown:
         return _unknown_fields(where + place, {str(each["loc"][-1]) for each in unknown})
     raised = first.get("ctx", {}).get("error")
     match first["type"]:
+        case "missing" if isinstance(at, list):
+            what = f"{shown(at)} has too few items"
         case "missing":
             what = f"it lacks {first['loc'][-1]}"
+        case "too_long":
+            what = f"{shown(at)} has too many items"
         case "value_error":
             what = raised.what if isinstance(raised, DslError) else str(raised)
         case "literal_error":

@@ -25,6 +25,7 @@ from sglang_dsl.ir.nodes import (
     Text,
     ToolNode,
 )
+from sglang_dsl.ir.specs import SamplingSpec
 
 GRAPH = Graph(
     [Text(id="1", pieces=(Plain("hello"),), origin=Origin("a.py", 3, "p", 4, 9)), Gen(id="2", context="1", name="x")],
@@ -119,3 +120,15 @@ def test_check_exportable_registered_tools_and_keys_pass():
     check_exportable(graph, {"check", "search"})
     with pytest.raises(ExportError, match="search"):
         check_exportable(graph, {"check"})
+
+
+@pytest.mark.parametrize(
+    ("pair", "what"),
+    [([], "[] has too few items"), ([3], "[3] has too few items"), ([3, 1.5, 2], "[3, 1.5, 2] has too many items")],
+)
+def test_pair_of_another_length_is_told_with_its_field(pair, what):
+    data = json.loads(dumps(Graph([Gen(id="1", name="x", sampling=SamplingSpec(logit_bias=((3, 1.5),)))])))
+    data["graph"]["nodes"][0]["sampling"]["logit_bias"] = [pair]
+    with pytest.raises(FormatError) as caught:
+        loads(json.dumps(data))
+    assert caught.value.what == f"gen node '1', field sampling.logit_bias[0]: {what}"
