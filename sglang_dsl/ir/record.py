@@ -197,8 +197,9 @@ def _checked_head(kind: StoredKind, head: Any) -> Data:
             hint="read it with the release that wrote it, or record it again",
         )
     if stored != kind:
+        other = next((words for known, words in NAMES.items() if known == stored), None)
         raise FormatError(
-            f'this is not a {name} but a {NAMES.get(stored, shown(stored))}: its first line holds "kind": {json.dumps(stored)}'
+            f'this is not a {name} but a {other or shown(stored)}: its first line holds "kind": {json.dumps(stored)}'
         )
     return found
 

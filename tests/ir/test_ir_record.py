@@ -214,6 +214,7 @@ HEAD, NODE = TEXT.splitlines(keepends=True)[:2]
         (resealed(HEAD.replace('"seed":11,', "")), "line 1 of the record: it lacks seed"),
         (resealed(HEAD.replace('"seed"', '"colour":1,"seed"')), "line 1 of the record has unknown fields: colour"),
         (resealed(HEAD.replace('"run"', '"calls"')), "this is not a record but a cassette"),
+        (resealed(HEAD.replace('"run"', '["run"]')), "this is not a record but a ['run']"),
         (TEXT[:-20], "is not JSON, so the file is damaged or cut off"),
     ],
 )  # fmt: skip
