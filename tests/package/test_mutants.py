@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.util
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,15 @@ def test_types_texts_and_messages_are_left_alone(mutants: Any, source: str) -> N
     assert changed == []
 
 
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """CPython 3.11 counts recursion wrongly where the collector ends greenlets while `ast.parse` builds a tree."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collection")
 def test_sources_of_all_rooms_have_mutants_that_compile(mutants: Any) -> None:
     for room in mutants.ROOMS:
         files = sorted((TESTS.parent / "sglang_dsl/runtime" / room).rglob("*.py"))
