@@ -442,7 +442,11 @@ def arguments() -> argparse.Namespace:
         "--minutes", type=float, default=20.0, help="of trying mutants, after the first run of the tests (20)"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time")
-    parser.add_argument("--check", action="store_true", help=f"fail under {LEAST:.0%} in {', '.join(JUDGED)}")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help=f"fail under {100 * LEAST:.0f} of 100 mutants killed in {', '.join(JUDGED)}",
+    )
     parser.add_argument("--reached", type=Path, help="a file that keeps what the tests reach, for another run")
     parser.add_argument("--tests", nargs="+", default=TESTS, help=f"folders or files of tests ({', '.join(TESTS)})")
     parser.add_argument("--only", default="", help="only mutants of functions whose name holds this")

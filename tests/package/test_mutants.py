@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,3 +86,10 @@ def test_sources_of_all_rooms_have_mutants_that_compile(mutants: Any) -> None:
             found = list(mutants.mutants_of(room, str(file), source))
             for mutant in found[:: max(1, len(found) // 20)]:
                 ast.parse(mutant.apply(source))
+
+
+def test_help_is_shown() -> None:
+    shown = subprocess.run(
+        [sys.executable, str(TESTS / "mutants.py"), "--help"], capture_output=True, text=True, check=True
+    )
+    assert "--check" in shown.stdout
