@@ -365,7 +365,7 @@ def _call(record: RunRecord, node: str) -> ModelCall:
     calls = _calls(record)
     found = calls.get(node) or next((n for n in calls.values() if n.name == node), None)
     if found is None:
-        known = [*calls, *{n.name for n in calls.values() if n.name}]
+        known = [*calls, *dict.fromkeys(n.name for n in calls.values() if n.name)]
         near = difflib.get_close_matches(node, known, 3) or known[:8]
         raise UnknownNameError(
             f"the record of {record.program} has no finished call {node!r}", hint=f"one of: {', '.join(near)}"

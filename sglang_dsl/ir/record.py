@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from ..errors import FormatError
@@ -124,7 +125,10 @@ def _redacted(data: Any, redact: Redact) -> Any:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a file; it appears whole or not at all. Raises OSError."""
+    """Write a file; it appears whole or not at all. A device or a pipe is written to and stays what it is. Raises OSError."""
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8", errors="surrogatepass")
+        return
     aside = aside_of(path)
     try:
         aside.write_text(text, encoding="utf-8", errors="surrogatepass")
@@ -135,7 +139,7 @@ def save_text(path: Path, text: str) -> None:
 
 def aside_of(path: Path) -> Path:
     """Where a file is written before it takes its place."""
-    return path.with_name(f".{path.name[:100]}.{os.getpid()}.part")
+    return path.with_name(f".{path.name[:100]}.{os.getpid()}-{get_ident()}.part")
 
 
 def load_text(path: Path, kind: StoredKind) -> str:

@@ -3,8 +3,12 @@
 import hashlib
 import json
 import math
+import os
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from graph_strategy import same
@@ -24,6 +28,7 @@ from sglang_dsl.ir.record import (
     parse_record,
     plain_options,
     save_record,
+    save_text,
 )
 from sglang_dsl.ir.specs import RunOptions, SamplingSpec
 from sglang_dsl.ir.values import RecordedError, decode_value, encode_value
@@ -279,3 +284,30 @@ def test_difference_shorter_output_differs_where_it_ends():
     a = replace(RECORD, outcomes={"2": output("ab", 1, 2)})
     b = replace(RECORD, outcomes={"2": output("a", 1)})
     assert difference(a, b).first.token == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_pipe_that_is_saved_to_stays_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    heard: list[str] = []
+    reader = threading.Thread(target=lambda: heard.append(pipe.read_text()))
+    reader.start()
+    save_text(pipe, "whole")
+    reader.join(10)
+    assert heard == ["whole"]
+    assert pipe.is_fifo()
+
+
+def test_file_that_threads_save_at_once_is_always_whole(tmp_path: Path) -> None:
+    file, texts = tmp_path / "file", [letter * 200_000 for letter in "abcd"]
+
+    def saves(text: str) -> set[str]:
+        found = set()
+        for _ in range(20):
+            save_text(file, text)
+            found.add(file.read_text())
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        assert set().union(*pool.map(saves, texts)) <= set(texts)
