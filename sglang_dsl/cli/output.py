@@ -128,11 +128,7 @@ def write_file(path: Path, text: str) -> None:
     from ..ir.record import save_text
 
     try:
-        target = path.resolve()
-        if target.exists() and not target.is_file():
-            target.write_text(text, encoding="utf-8", errors="surrogatepass")
-        else:
-            save_text(target, text)
+        save_text(path, text)
     except OSError as error:
         raise FormatError(f"{path} cannot be written: {error.strerror or error}", hint="give another path") from None
     print(path)

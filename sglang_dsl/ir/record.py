@@ -125,7 +125,12 @@ def _redacted(data: Any, redact: Redact) -> Any:
 
 
 def save_text(path: Path, text: str) -> None:
-    """Write a file; it appears whole or not at all. A device or a pipe is written to and stays what it is. Raises OSError."""
+    """Write a file; it appears whole or not at all. A device or a pipe is written to and stays what it is, as does a link.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = path.resolve()
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
         return

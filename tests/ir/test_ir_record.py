@@ -299,6 +299,14 @@ def test_pipe_that_is_saved_to_stays_a_pipe(tmp_path: Path) -> None:
     assert pipe.is_fifo()
 
 
+def test_link_that_is_saved_to_stays_a_link(tmp_path: Path) -> None:
+    link, target = tmp_path / "link", tmp_path / "target"
+    link.symlink_to(target)
+    save_text(link, "whole")
+    assert link.is_symlink()
+    assert target.read_text() == "whole"
+
+
 def test_file_that_threads_save_at_once_is_always_whole(tmp_path: Path) -> None:
     file, texts = tmp_path / "file", [letter * 200_000 for letter in "abcd"]
 

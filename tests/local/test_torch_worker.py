@@ -108,7 +108,7 @@ def test_worker_page_copy_continues_a_cached_parent(worker: Any, plain_model: An
     row = Row(1, [30, 31], 21, parent_pages[: full // size] + own)
     plan = StepPlan(1, [row], copies=copies, opens=[opened(1, [*parent, 30, 31])], samples=[SamplePoint(0, 1, 1, 0)])
     assert worker.execute(plan).samples[0].token_id == greedy_plain(plain_model, [*parent, 30, 31], 1)[0]
-    assert worker.pool_counters().copied_tokens == 21 - full
+    assert worker._loaded().pool.counters().copied_tokens == 21 - full
 
 
 def test_worker_children_without_suffix_sample_from_one_row(worker: Any) -> None:

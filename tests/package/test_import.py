@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import time
 
 HEAVY = ("torch", "transformers", "xgrammar", "triton", "networkx", "pydantic", "lark", "tokenizers", "numpy")
 
@@ -41,12 +41,18 @@ print(len(ask.trace()), ask.run(options=RunOptions(backend=mock([pieces("ir", "o
 
 
 def test_import_takes_under_300_ms_over_a_bare_interpreter() -> None:
+    """Of the processor's time: what else the machine does meanwhile is not counted."""
+
+    def spent() -> float:
+        times = os.times()
+        return times.children_user + times.children_system
+
     def best_of_5(code: str) -> float:
         times = []
         for _ in range(5):
-            began = time.perf_counter()
+            began = spent()
             run_python(code)
-            times.append(time.perf_counter() - began)
+            times.append(spent() - began)
         return min(times)
 
     assert best_of_5("import sglang_dsl") - best_of_5("pass") < 0.3

@@ -207,27 +207,19 @@ def _dot_lines(picture: Picture, name: str, missing: str) -> Iterator[str]:
     yield f'  graph [rankdir=TB, fontname="Helvetica", compound=true{head}];'
     yield '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=11];'
     yield '  edge [color="#8a93a3", fontname="Helvetica", fontsize=10];'
-    yield from _dot_frame_lines(picture, "", "  ")
+    yield from _dot_frame_lines(*_by_frame(picture), "", "  ")
     yield from (f"  {_dot_link_line(link)}" for link in picture.links)
     yield "}"
 
 
-def _dot_frame_lines(picture: Picture, parent: str, indent: str) -> Iterator[str]:
-    boxes: dict[str, list[Box]] = {}
-    frames: dict[str, list[Frame]] = {}
-    for box in picture.boxes:
-        boxes.setdefault(box.frame, []).append(box)
-    for frame in picture.frames:
-        frames.setdefault(frame.parent, []).append(frame)
-    yield from _nested(boxes, frames, parent, indent)
-
-
-def _nested(boxes: dict[str, list[Box]], frames: dict[str, list[Frame]], key: str, indent: str) -> Iterator[str]:
+def _dot_frame_lines(
+    boxes: dict[str, list[Box]], frames: dict[str, list[Frame]], key: str, indent: str
+) -> Iterator[str]:
     for box in boxes.get(key, ()):
         yield indent + _dot_box_line(box)
     for frame in frames.get(key, ()):
         yield f'{indent}subgraph cluster_{frame.key} {{ style=dashed; color="#a9b1bf";'
-        yield from _nested(boxes, frames, frame.key, indent + "  ")
+        yield from _dot_frame_lines(boxes, frames, frame.key, indent + "  ")
         yield f"{indent}}}"
 
 

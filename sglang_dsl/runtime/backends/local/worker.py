@@ -14,7 +14,7 @@ from ....errors import DslError, EngineClosedError
 from ....ir.execution import TokenScore
 from ....ir.specs import ConstraintSpec
 from ....kernels.attention import ExtraWrite, QueryRow, SharedKeys, plan_step
-from ...model.adapter import Copy, PackedTokens, PoolCounters
+from ...model.adapter import Copy, PackedTokens
 from ...model.load import LoadedModel
 from ...sample.sampler import ConstraintCompiler, Draw, SampledSequence, logprobs, sample, token_score
 from ...schedule.step import OpenSequence, Sampled, SamplePoint, Scored, ScorePoint, StepPlan, StepResult, WorkerInfo
@@ -64,10 +64,6 @@ class TorchWorker:
             samples = self._sample(logits, plan.samples, points)
             scores = [_score(logits[points[p.row, p.offset]], p) for p in plan.scores]
         return StepResult(samples, scores, time.perf_counter() - began)
-
-    def pool_counters(self) -> PoolCounters:
-        """Sizes of the key/value pool and what was written and copied."""
-        return self._loaded().pool.counters()
 
     def close(self) -> None:
         """Release the model, its pool and the compiler's threads. Idempotent."""
